@@ -1,0 +1,1 @@
+"""The words both services speak."""

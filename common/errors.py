@@ -1,0 +1,63 @@
+"""Every error a caller of Citybus can meet, each with the gRPC status it travels as.
+
+    CitybusError                 INTERNAL             a fault of ours
+    |-- InvalidRequest           INVALID_ARGUMENT     the request itself is wrong; sending it again cannot help
+    |-- NotFound                 NOT_FOUND            no such model
+    |-- AlreadyExists            ALREADY_EXISTS       a live request has this id
+    |-- Exhausted                RESOURCE_EXHAUSTED   too large, or too many at once
+    |-- Unavailable              UNAVAILABLE          not now: draining, or the executor is away; try again
+    |-- FailedPrecondition       FAILED_PRECONDITION  another scheduler has taken over, or the epoch changed
+    `-- StartupError             (never on the wire)  a service cannot start; the message says what to do
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import grpc
+
+
+class CitybusError(Exception):
+    """A fault of ours. The message is shown to the caller, so it names what to change and never prompt text."""
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+
+
+class InvalidRequest(CitybusError):
+    """The request itself is wrong; the message names the field."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class NotFound(CitybusError):
+    """No such model."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class AlreadyExists(CitybusError):
+    """A live request has this id."""
+
+    code = grpc.StatusCode.ALREADY_EXISTS
+
+
+class Exhausted(CitybusError):
+    """Too large, or too many at once."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class Unavailable(CitybusError):
+    """Not now: draining, or the executor is away. Trying again may help."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class FailedPrecondition(CitybusError):
+    """Another scheduler has taken over, or the epoch changed."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class StartupError(CitybusError):
+    """A service cannot start; the message is one line that says what to do."""

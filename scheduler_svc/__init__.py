@@ -1,0 +1,1 @@
+"""The scheduler: who computes how many tokens at each step. CPU only, no torch."""

@@ -1,0 +1,1 @@
+"""The pure state machine: events and `now` in, plans and updates out."""

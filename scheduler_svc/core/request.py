@@ -1,0 +1,71 @@
+"""What enters the core, and what it says about it afterwards."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from common.step import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate, valid by construction of its maker (`scheduler_svc.validation`).
+
+    `stop_token_ids` end it, the model's own end tokens included unless they are to be ignored. `max_tokens` None:
+    as many as fit. `arrival` and `deadline` are readings of the caller's clock, in seconds.
+    """
+
+    sequence_id: int
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    arrival: float
+    stop_token_ids: frozenset[int] = frozenset()
+    max_tokens: int | None = None
+    priority: int = 0
+    tenant: str = ""
+    deadline: float | None = None
+    cache_salt: str | None = None
+
+
+class FinishReason(enum.Enum):
+    """The one outcome every accepted request ends in."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a sequence ended. Times are in seconds from its arrival; None where it never came so far.
+
+    `stop_token_id` is the token that ended it, where one did; `error` says what failed where `reason` is ERROR.
+    """
+
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    queued_s: float | None
+    first_token_s: float | None
+    total_s: float
+    stop_token_id: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """News of one sequence: `token_ids` are its outputs number `first_index`, `first_index` + 1 and so on."""
+
+    sequence_id: int
+    first_index: int
+    token_ids: tuple[int, ...] = ()
+    outcome: Outcome | None = None
+
+
+class NeverFits(ValueError):
+    """The prompt leaves no room for one generated token in the context or in the whole pool."""

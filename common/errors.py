@@ -1,13 +1,13 @@
 """Every error a caller of Citybus can meet, each with the gRPC status it travels as.
 
-    CitybusError                 INTERNAL             a fault of ours
-    |-- InvalidRequest           INVALID_ARGUMENT     the request itself is wrong; sending it again cannot help
-    |-- NotFound                 NOT_FOUND            no such model
-    |-- AlreadyExists            ALREADY_EXISTS       a live request has this id
-    |-- Exhausted                RESOURCE_EXHAUSTED   too large, or too many at once
-    |-- Unavailable              UNAVAILABLE          not now: draining, or the executor is away; try again
-    |-- FailedPrecondition       FAILED_PRECONDITION  another scheduler has taken over, or the epoch changed
-    `-- StartupError             (never on the wire)  a service cannot start; the message says what to do
+CitybusError                 INTERNAL             a fault of ours
+|-- InvalidRequest           INVALID_ARGUMENT     the request itself is wrong; sending it again cannot help
+|-- NotFound                 NOT_FOUND            no such model
+|-- AlreadyExists            ALREADY_EXISTS       a live request has this id
+|-- Exhausted                RESOURCE_EXHAUSTED   too large, or too many at once
+|-- Unavailable              UNAVAILABLE          not now: draining, or the executor is away; try again
+|-- FailedPrecondition       FAILED_PRECONDITION  another scheduler has taken over, or the epoch changed
+`-- StartupError             (never on the wire)  a service cannot start; the message says what to do
 """
 
 from __future__ import annotations

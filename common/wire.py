@@ -160,8 +160,7 @@ def _grown_blocks(message: pb.StepPlan, rows: int) -> dict[int, tuple[int, ...]]
         raise InvalidPlan("grown_rows, num_grown_blocks and grown_blocks do not fit each other")
     blocks = iter(message.grown_blocks)
     return {
-        row: tuple(next(blocks) for _ in range(count))
-        for row, count in zip(message.grown_rows, counts, strict=True)
+        row: tuple(next(blocks) for _ in range(count)) for row, count in zip(message.grown_rows, counts, strict=True)
     }
 
 

@@ -22,6 +22,11 @@ class CitybusError(Exception):
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
 
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        """`retry_after_s` tells the caller of a retryable error when to try again, in seconds."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
 
 class InvalidRequest(CitybusError):
     """The request itself is wrong; the message names the field."""

@@ -1,0 +1,35 @@
+"""Addresses to listen on: "host:port", an IPv6 host in brackets, port 0 for any free one."""
+
+from __future__ import annotations
+
+import socket
+
+from common.errors import StartupError
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of `address`. Raises `StartupError` where it is not one."""
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise StartupError(f"{address!r} is not an address to listen on: expected host:port, such as 127.0.0.1:50051")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def check_free(address: str) -> None:
+    """Try whether `address` can be listened on. Raises `StartupError` with the system's own reason where it cannot."""
+    host, port = split(address)
+    try:
+        family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(resolved)
+            probe.listen()
+    except OSError as error:
+        raise cannot_listen(address, error) from error
+
+
+def cannot_listen(address: str, error: OSError) -> StartupError:
+    """The error of a service that could not listen on `address`."""
+    return StartupError(
+        f"cannot listen on {address}: {error.strerror}; stop what holds it, or configure another address"
+    )

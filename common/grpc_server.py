@@ -1,0 +1,172 @@
+"""What the gRPC servers of both services share: health, reflection, errors as statuses, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from common import address
+from common.errors import CitybusError, StartupError
+
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+"""Trailing metadata with which a server says when to try again (gRFC A6), in milliseconds."""
+
+MIN_PING_INTERVAL_MS = 2_500
+"""Half of the 5 s at which a client of ours pings, so that jitter never makes a ping one too many."""
+
+LAST_WORDS_S = 1.0
+"""What calls still open after the drain get to send their last message and status."""
+
+_MAX_STATUS_CHARS = 1_000  # a status travels in trailers, which clients limit to 8 KiB
+_RETRYABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+log = structlog.get_logger()
+
+
+class GrpcServer:
+    """A server whose servicers are added to `server` before `start`. To be made inside a running event loop.
+
+    `listen` is "host:port" (port 0: any free one); `services` are the full names of what it serves. A message of more
+    than `max_message_bytes` is refused with RESOURCE_EXHAUSTED before it is parsed.
+    """
+
+    def __init__(self, listen: str, *, services: Sequence[str], max_message_bytes: int) -> None:
+        self.listen = listen
+        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_options(max_message_bytes))
+        self._services = tuple(services)
+        self._health = health.aio.HealthServicer()
+
+    async def start(self) -> int:
+        """Serve, healthy only after `set_serving(True)`; returns the bound port. Raises `StartupError`."""
+        await self.set_serving(False)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        reflection.enable_server_reflection(
+            (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server
+        )
+        address.check_free(self.listen)  # gRPC itself gives no reason
+        try:
+            port = self.server.add_insecure_port(self.listen)
+        except RuntimeError as error:
+            raise StartupError(f"cannot listen on {self.listen}: {error}") from error
+        await self.server.start()
+        return port
+
+    async def set_serving(self, serving: bool) -> None:
+        """What the health service says of the whole server and of every service. Without effect once it drains."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in (health.OVERALL_HEALTH, *self._services):
+            await self._health.set(service, status)
+
+    async def run_until_signal(self, on_drain: Callable[[], Awaitable[None]], grace_s: float) -> None:
+        """Serve until SIGTERM or SIGINT, then `drain`. A second signal ends the process at once."""
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+
+        def first(signum: int) -> None:
+            arrived.set()
+            for each in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(each)
+                signal.signal(each, _exit_now)
+            log.info("draining", signal=signal.Signals(signum).name, grace_s=grace_s)
+
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, first, each)
+        await arrived.wait()
+        await self.drain(on_drain, grace_s)
+
+    async def drain(self, on_drain: Callable[[], Awaitable[None]], grace_s: float) -> None:
+        """Turn unhealthy for good, wait for `on_drain` (at most `grace_s` seconds, then it is cancelled), and stop.
+
+        `on_drain` has the service refuse new work and returns when nothing is left to wait for; where it is cancelled
+        it may still end what is open with an error.
+        """
+        await self._health.enter_graceful_shutdown()
+        try:
+            async with asyncio.timeout(grace_s):
+                await on_drain()
+        except TimeoutError:
+            log.warning("drain cut short", grace_s=grace_s)
+        finally:
+            await self.server.stop(LAST_WORDS_S)
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns what a servicer raises into a status: a `CitybusError` into its own, anything else into INTERNAL.
+
+    Of an unexpected exception only the class and the frames are logged: its message could quote a request.
+    """
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        takes, gives = (
+            "stream" if streams else "unary" for streams in (handler.request_streaming, handler.response_streaming)
+        )
+        kind = f"{takes}_{gives}"
+        wrap = _guard_stream if inspect.isasyncgenfunction(getattr(handler, kind)) else _guard_call
+        guarded = wrap(getattr(handler, kind), handler_call_details.method)
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(guarded, handler.request_deserializer, handler.response_serializer)
+
+
+def _guard_call(servicer: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await servicer(request, context)
+        except Exception as error:
+            await _abort(error, method, context)
+
+    return guarded
+
+
+def _guard_stream(servicer: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        try:
+            async for response in servicer(request, context):
+                yield response
+        except Exception as error:
+            await _abort(error, method, context)
+
+    return guarded
+
+
+async def _abort(error: Exception, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """End the call with the status of `error`; always raises."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, CitybusError):
+        frames = traceback.format_tb(error.__traceback__)
+        log.error("call failed", method=method, error=type(error).__name__, frames=frames)
+        await context.abort(grpc.StatusCode.INTERNAL, "internal error; the server's log says more")
+        return
+    metadata: tuple[tuple[str, str], ...] = ()
+    if error.code in _RETRYABLE and error.retry_after_s is not None:
+        metadata = ((PUSHBACK_KEY, str(round(error.retry_after_s * 1000))),)
+    await context.abort(error.code, str(error)[:_MAX_STATUS_CHARS], metadata)
+
+
+def _exit_now(signum: int, frame: object) -> None:
+    os._exit(128 + signum)
+
+
+def _options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+    ]

@@ -1,0 +1,138 @@
+"""Every metric of both services, and the port they are read from.
+
+Names and meanings are those of vLLM with its prefix `vllm:` replaced by `citybus:`, so that dashboards and alerts
+carry over; what vLLM lacks (the three-way split of the pool, the scheduler's own cost) follows SGLang. Durations are
+in seconds; prefix cache queries and hits count tokens, not requests.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from common import address
+
+PREFIX = "citybus:"
+BLOCK_STATES = ("free", "cached", "held")
+STAGES = ("schedule", "encode", "apply", "publish")
+
+_LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
+_STAGE = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
+_TOKENS = tuple(float(2**power) for power in range(18))
+
+
+class _Family:
+    """Makes metrics in one registry, under our prefix."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def gauge(self, name: str, meaning: str, labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(PREFIX + name, meaning, labels, registry=self._registry)
+
+    def counter(self, name: str, meaning: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(PREFIX + name, meaning, labels, registry=self._registry)
+
+    def histogram(self, name: str, meaning: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
+        return Histogram(PREFIX + name, meaning, labels, registry=self._registry, buckets=buckets)
+
+
+class SchedulerMetrics:
+    """What the scheduler counts. Labels are bounded: never a request, tenant or model name from a caller."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        make = _Family(registry)
+        self.num_requests_running = make.gauge("num_requests_running", "Sequences in the batch")
+        self.num_requests_waiting = make.gauge("num_requests_waiting", "Sequences waiting for a seat")
+        self.kv_cache_usage_perc = make.gauge("kv_cache_usage_perc", "Share of KV blocks in block tables, 0 to 1")
+        self.kv_blocks = make.gauge("kv_blocks", "KV blocks by state: free, cached, held", ("state",))
+        self.executor_connected = make.gauge("executor_connected", "1 while the scheduler drives an executor")
+        self._policy_info = make.gauge("policy_info", "1 for the scheduling policy in force", ("policy",))
+
+        self.prefix_cache_queries = make.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self.prefix_cache_hits = make.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.prompt_tokens = make.counter("prompt_tokens", "Prompt tokens of admitted requests")
+        self.generation_tokens = make.counter("generation_tokens", "Tokens generated")
+        self.num_preemptions = make.counter("num_preemptions", "Sequences that gave up their blocks")
+        self.request_success = make.counter("request_success", "Requests that ended, by how", ("finished_reason",))
+        self.request_failures = make.counter("request_failures", "Requests refused or failed, by gRPC code", ("code",))
+
+        self.iteration_tokens = make.histogram("iteration_tokens_total", "Tokens computed in a step", _TOKENS)
+        self.scheduler_stage_seconds = make.histogram(
+            "scheduler_stage_seconds", "Scheduler's own time in a step, by stage", _STAGE, ("stage",)
+        )
+        self.time_to_first_token_seconds = make.histogram(
+            "time_to_first_token_seconds", "From arrival to the first token", _LATENCY
+        )
+        self.inter_token_latency_seconds = make.histogram(
+            "inter_token_latency_seconds", "Between two tokens of a request", _LATENCY
+        )
+        self.e2e_request_latency_seconds = make.histogram(
+            "e2e_request_latency_seconds", "From arrival to the end of a request", _LATENCY
+        )
+        self.request_queue_time_seconds = make.histogram(
+            "request_queue_time_seconds", "From arrival to the first step", _LATENCY
+        )
+        self.request_prompt_tokens = make.histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
+        self.request_generation_tokens = make.histogram(
+            "request_generation_tokens", "Tokens generated for a request", _TOKENS
+        )
+
+    def set_policy(self, name: str) -> None:
+        """Say that policy `name` is now the one in force."""
+        self._policy_info.clear()
+        self._policy_info.labels(policy=name).set(1)
+
+
+class ExecutorMetrics:
+    """What the executor counts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        make = _Family(registry)
+        self.kv_pool_bytes = make.gauge("executor_kv_pool_bytes", "Memory of the KV pool")
+        self.weights_bytes = make.gauge("executor_weights_bytes", "Memory of the weights")
+        self.model_load_seconds = make.gauge("executor_model_load_seconds", "Time the model took to load")
+
+        self.steps = make.counter("executor_steps", "Steps executed")
+        self.failed_steps = make.counter("executor_failed_steps", "Steps that raised and dropped their sequences")
+        self.idle_seconds = make.counter("executor_idle_seconds", "Time without a plan to execute")
+
+        self.step_seconds = make.histogram("executor_step_seconds", "From plan to result, on the executor", _LATENCY)
+        self.forward_seconds = make.histogram("executor_forward_seconds", "Forward pass of a step", _LATENCY)
+        self.step_tokens = make.histogram("executor_step_tokens", "Tokens computed in a step", _TOKENS)
+
+
+class MetricsServer:
+    """The HTTP server the metrics are read from; `port` is the bound one, None where it is off."""
+
+    def __init__(self, server: WSGIServer | None = None, thread: threading.Thread | None = None) -> None:
+        self._server = server
+        self._thread = thread
+
+    @property
+    def port(self) -> int | None:
+        return self._server.server_port if self._server else None
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        if self._server and self._thread:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+
+def serve_metrics(registry: CollectorRegistry, listen: str) -> MetricsServer:
+    """Serve the metrics of `registry` over HTTP on `listen` ("host:port"; "" is off), from a thread of its own.
+
+    Raises `StartupError` where it cannot listen there.
+    """
+    if not listen:
+        return MetricsServer()
+    host, port = address.split(listen)
+    try:
+        return MetricsServer(*start_http_server(port, host, registry))
+    except OSError as error:
+        raise address.cannot_listen(listen, error) from error

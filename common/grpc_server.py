@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import signal
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -130,11 +131,13 @@ def _guard_call(servicer: Callable[..., Awaitable[Any]], method: str) -> Callabl
     return guarded
 
 
-def _guard_stream(servicer: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+def _guard_stream(servicer: Callable[..., AsyncGenerator[Any, None]], method: str) -> Callable[..., Awaitable[None]]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
-            async for response in servicer(request, context):
-                yield response
+            # gRPC leaves the generator of a cancelled call to the garbage collector; this closes it at once.
+            async with contextlib.aclosing(servicer(request, context)) as responses:
+                async for response in responses:
+                    await context.write(response)
         except Exception as error:
             await _abort(error, method, context)
 
@@ -143,7 +146,7 @@ def _guard_stream(servicer: Callable[..., AsyncIterator[Any]], method: str) -> C
 
 async def _abort(error: Exception, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
     """End the call with the status of `error`; always raises."""
-    if isinstance(error, grpc.aio.AbortError):
+    if isinstance(error, grpc.aio.BaseError):  # gRPC's own: an abort, or a client that has gone
         raise error
     if not isinstance(error, CitybusError):
         frames = traceback.format_tb(error.__traceback__)

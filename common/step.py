@@ -65,7 +65,7 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class SealedBlock:
-    """A block that this step makes full and shareable, with its content hash (`HASH_BYTES` bytes)."""
+    """A block that is full and shareable from this step on, with its content hash (`HASH_BYTES` bytes)."""
 
     block_id: int
     content_hash: bytes

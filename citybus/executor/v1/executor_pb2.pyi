@@ -267,7 +267,7 @@ class StepPlan(_message.Message):
 
     @_builtins.property
     def sealed_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Blocks that this step makes full and shareable; parallel to sealed_hashes."""
+        """Blocks that are full and shareable from this step on, news since the plan before; parallel to sealed_hashes."""
 
     def __init__(
         self,

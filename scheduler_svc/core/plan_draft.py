@@ -1,0 +1,37 @@
+"""A plan in the making."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from common.step import BlockCopy, NewSequence, ScheduledSequence, SealedBlock
+from scheduler_svc.core.policy import Charge
+from scheduler_svc.core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class PlanDraft:
+    """What a step has so far, and what it has left: `tokens` of its budget and `seats` in its batch.
+
+    `charges` has an entry for every row; `new_drawing` and `known_drawing` are the sequences that draw a token.
+    """
+
+    step: int
+    tokens: int
+    seats: int
+    new_sequences: list[NewSequence] = field(default_factory=list)
+    scheduled: list[ScheduledSequence] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    sealed: list[SealedBlock] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    boarded: list[Sequence] = field(default_factory=list)
+    charges: list[Charge] = field(default_factory=list)
+    computing: list[Sequence] = field(default_factory=list)
+    new_drawing: list[Sequence] = field(default_factory=list)
+    known_drawing: list[Sequence] = field(default_factory=list)
+
+    def take(self, sequence: Sequence, num_tokens: int) -> None:
+        """Spend tokens of the budget on a sequence."""
+        self.tokens -= num_tokens
+        self.charges.append(Charge(sequence, num_tokens))
+        self.computing.append(sequence)

@@ -1,0 +1,169 @@
+"""Who computes how many tokens in the next step, and in which blocks."""
+
+from __future__ import annotations
+
+from common.step import ExecutorInfo, NewSequence, ScheduledSequence
+from scheduler_svc.core.block_manager import BlockManager, PrefixHit
+from scheduler_svc.core.plan_draft import PlanDraft
+from scheduler_svc.core.policy import Policy, PolicyFault, StepView
+from scheduler_svc.core.roster import Roster
+from scheduler_svc.core.sequence import Sequence, Status
+
+
+class Planner:
+    """Fills one step: room first, then decodes, then prefills that are under way, then who boards.
+
+    There are no phases: who lacks one token is a decode, who lacks more is a prefill, and both share one batch under
+    one token budget (chunked prefill: Sarathi-Serve, Agrawal et al. 2024).
+    """
+
+    def __init__(self, info: ExecutorInfo, roster: Roster, blocks: BlockManager) -> None:
+        self._info = info
+        self._roster = roster
+        self._blocks = blocks
+
+    def fill(self, step: int, policy: Policy, now: float) -> PlanDraft:
+        """The draft of plan number `step`. Raises `PolicyFault` where the policy answers nonsense."""
+        draft = PlanDraft(step, self._info.max_step_tokens, self._info.max_sequences)
+        active = [sequence for sequence in self._roster.running if sequence.num_remaining > 0]
+        active = self._make_room(active, policy, draft, now)
+        draft.seats -= len(active)
+        decodes = [sequence for sequence in active if sequence.num_remaining == 1]
+        self._schedule_decodes(decodes, draft)
+        prefill_tokens = self._prefill_tokens(policy, draft, len(decodes), now)
+        prefill_tokens -= self._schedule_prefills(active, prefill_tokens, draft)
+        if prefill_tokens > 0 and draft.seats > 0 and self._roster.waiting:
+            self._admit(policy, prefill_tokens, draft, now)
+        return draft
+
+    def _make_room(self, active: list[Sequence], policy: Policy, draft: PlanDraft, now: float) -> list[Sequence]:
+        """Preempt until everybody who runs can have the block they need next; returns those who still run.
+
+        The eldest is never a victim, so that whatever a policy says, somebody gets to the end.
+        """
+        needed = sum(1 for sequence in active if self._blocks.room(sequence) == 0)
+        survivors = list(active)
+        while len(survivors) > 1 and needed > self._blocks.num_available + self._blocks.num_fenced:
+            candidates = survivors[1:]
+            victim = policy.victim(candidates, now)
+            if not isinstance(victim, Sequence) or victim not in candidates:
+                raise PolicyFault(f"policy {policy.name} chose a victim that is not one of the candidates")
+            needed -= self._blocks.room(victim) == 0
+            survivors.remove(victim)
+            self._preempt(victim, draft, now)
+        return survivors
+
+    def _preempt(self, sequence: Sequence, draft: PlanDraft, now: float) -> None:
+        draft.sealed.extend(self._blocks.give_back(sequence))
+        draft.preempted.append(sequence)
+        sequence.resident = False
+        sequence.waiting_since = now
+        sequence.num_preemptions += 1
+        self._roster.wait_again(sequence)
+
+    def _schedule_decodes(self, decodes: list[Sequence], draft: PlanDraft) -> None:
+        """One token for each; where the budget is too small for all, for those that have waited longest."""
+        if len(decodes) > draft.tokens:
+            decodes = sorted(decodes, key=lambda sequence: sequence.last_step)[: draft.tokens]
+        for sequence in decodes:
+            if self._storable(sequence) > 0:
+                self._schedule(sequence, 1, draft)
+
+    def _prefill_tokens(self, policy: Policy, draft: PlanDraft, num_decodes: int, now: float) -> int:
+        """Tokens for prefill chunks. Where nothing else is computed, a policy cannot refuse them all."""
+        wanted = policy.token_budget(StepView(self._info.max_step_tokens, num_decodes), now)
+        allowed = max(0, min(wanted, draft.tokens))
+        return allowed if allowed or draft.computing else draft.tokens
+
+    def _schedule_prefills(self, active: list[Sequence], prefill_tokens: int, draft: PlanDraft) -> int:
+        """Continue prefills in order of arrival; returns the tokens spent."""
+        spent = 0
+        for sequence in active:
+            if spent >= prefill_tokens:
+                break
+            if sequence.num_remaining > 1 and sequence.last_step != draft.step:
+                num_tokens = min(sequence.num_remaining, prefill_tokens - spent, self._storable(sequence))
+                if num_tokens > 0:
+                    self._schedule(sequence, num_tokens, draft)
+                spent += num_tokens
+        return spent
+
+    def _storable(self, sequence: Sequence) -> int:
+        """Tokens the sequence could store now, in its own blocks and the available ones."""
+        return self._blocks.room(sequence) + self._blocks.num_available * self._info.block_size
+
+    def _schedule(self, sequence: Sequence, num_tokens: int, draft: PlanDraft) -> None:
+        grown = self._blocks.grow(sequence, sequence.num_scheduled + num_tokens)
+        draft.scheduled.append(ScheduledSequence(sequence.sequence_id, num_tokens, grown))
+        self._advance(sequence, num_tokens, draft, draft.known_drawing)
+
+    def _admit(self, policy: Policy, prefill_tokens: int, draft: PlanDraft, now: float) -> None:
+        """Board waiting sequences while there are seats, tokens, and blocks for all they have to compute."""
+        promised = sum(self._promised(sequence) for sequence in self._roster.running)
+        for view in policy.admission_order(list(self._roster.waiting), now):
+            sequence = self._roster.get(view.sequence_id)
+            if sequence is None or sequence.status is not Status.WAITING:
+                raise PolicyFault(f"policy {policy.name} admits a sequence that does not wait")
+            hit = self._boarding_hit(sequence, draft.step, promised)
+            if hit is None:
+                break
+            num_tokens = self._board(sequence, hit, prefill_tokens, draft)
+            promised += self._promised(sequence)
+            prefill_tokens -= num_tokens
+            if draft.seats < 1 or prefill_tokens < 1:
+                break
+
+    def _promised(self, sequence: Sequence) -> int:
+        """Blocks a running sequence will want soon: for the rest of its prefill, and one to grow into.
+
+        Who boards must leave them alone, or somebody would be preempted at once.
+        """
+        unallocated = self._blocks.blocks_for(len(sequence.tokens)) - len(sequence.block_table)
+        return max(unallocated, 0) + 1
+
+    def _boarding_hit(self, sequence: Sequence, step: int, promised: int) -> PrefixHit | None:
+        """The prefix with which the sequence can board now; None where it has to wait."""
+        if sequence.num_pending > 0:
+            return None  # its last token, drawn by a plan in flight, is not known yet
+        available = self._blocks.num_available - promised
+        hit = self._blocks.find(sequence, step)
+        if self._blocks.cost(sequence, hit) <= available:
+            return hit
+        # A copy keeps its source from being reused for a moment: in a full pool only whole blocks may fit.
+        whole_blocks = PrefixHit(hit.blocks)
+        return whole_blocks if self._blocks.cost(sequence, whole_blocks) <= available else None
+
+    def _board(self, sequence: Sequence, hit: PrefixHit, prefill_tokens: int, draft: PlanDraft) -> int:
+        """Seat a waiting sequence and start its prefill; returns the tokens spent."""
+        self._roster.board(sequence)
+        draft.copies.extend(self._blocks.board(sequence, hit, draft.step))
+        computed = sequence.num_scheduled
+        num_tokens = min(sequence.num_remaining, prefill_tokens)
+        self._blocks.grow(sequence, computed + num_tokens)
+        draft.new_sequences.append(
+            NewSequence(
+                sequence_id=sequence.sequence_id,
+                token_ids=tuple(sequence.tokens),
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                num_computed_tokens=computed,
+                num_tokens=num_tokens,
+                block_ids=tuple(sequence.block_table),
+                sampling=sequence.request.sampling,
+            )
+        )
+        draft.boarded.append(sequence)
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = computed
+        sequence.resident = True
+        draft.seats -= 1
+        self._advance(sequence, num_tokens, draft, draft.new_drawing)
+        return num_tokens
+
+    def _advance(self, sequence: Sequence, num_tokens: int, draft: PlanDraft, drawing: list[Sequence]) -> None:
+        sequence.num_scheduled += num_tokens
+        sequence.last_step = draft.step
+        draft.take(sequence, num_tokens)
+        if sequence.num_scheduled == sequence.num_planned:
+            sequence.num_pending += 1
+            drawing.append(sequence)
+        draft.sealed.extend(self._blocks.seal(sequence))

@@ -1,0 +1,86 @@
+"""Who waits, who runs, and whose time is running out."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+
+from scheduler_svc.core.sequence import Sequence, Status
+
+
+class Roster:
+    """The live sequences, waiting and running, each in order of arrival: who is preempted keeps their place."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self._by_id: dict[int, Sequence] = {}
+        self._deadlines: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, sequence_id: int) -> Sequence | None:
+        """The live sequence with that id."""
+        return self._by_id.get(sequence_id)
+
+    def live(self) -> list[Sequence]:
+        """All live sequences, in the order they were added."""
+        return list(self._by_id.values())
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence waits. Raises ValueError where its id is that of a live one."""
+        if sequence.sequence_id in self._by_id:
+            raise ValueError(f"sequence {sequence.sequence_id} is live already")
+        self._by_id[sequence.sequence_id] = sequence
+        insort(self.waiting, sequence, key=_arrival_order)
+        if sequence.deadline is not None:
+            heapq.heappush(self._deadlines, (sequence.deadline, sequence.sequence_id))
+
+    def board(self, sequence: Sequence) -> None:
+        """A waiting sequence runs."""
+        _take_out(self.waiting, sequence)
+        insort(self.running, sequence, key=_arrival_order)
+        sequence.status = Status.RUNNING
+
+    def wait_again(self, sequence: Sequence) -> None:
+        """A running sequence waits, at its old place."""
+        _take_out(self.running, sequence)
+        insort(self.waiting, sequence, key=_arrival_order)
+        sequence.status = Status.WAITING
+
+    def remove(self, sequence: Sequence) -> None:
+        """A live sequence has ended."""
+        _take_out(self.running if sequence.status is Status.RUNNING else self.waiting, sequence)
+        del self._by_id[sequence.sequence_id]
+        sequence.status = Status.ENDED
+
+    def next_deadline(self) -> float | None:
+        """When the next live sequence runs out of time."""
+        while self._deadlines and self._deadlines[0][1] not in self._by_id:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def overdue(self, now: float) -> list[Sequence]:
+        """Take out, and return, the live sequences whose deadline has come."""
+        late = []
+        while (deadline := self.next_deadline()) is not None and deadline <= now:
+            late.append(self._by_id[heapq.heappop(self._deadlines)[1]])
+        return late
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless every live sequence is in exactly one place."""
+        listed = [sequence.sequence_id for sequence in (*self.waiting, *self.running)]
+        assert sorted(listed) == sorted(self._by_id), "a sequence is lost, or in two places"
+        assert all(sequence.status is Status.WAITING for sequence in self.waiting), "who waits is not WAITING"
+        assert all(sequence.status is Status.RUNNING for sequence in self.running), "who runs is not RUNNING"
+
+
+def _arrival_order(sequence: Sequence) -> int:
+    return sequence.sequence_id
+
+
+def _take_out(ordered: list[Sequence], sequence: Sequence) -> None:
+    index = bisect_left(ordered, sequence.sequence_id, key=_arrival_order)
+    assert ordered[index] is sequence
+    del ordered[index]

@@ -1,0 +1,270 @@
+"""The scheduler as a state machine: events and `now` in, plans and updates out."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from common.step import ExecutorInfo, SealedBlock, StepPlan, StepResult
+from scheduler_svc.core.block_manager import BlockManager, PoolCounts
+from scheduler_svc.core.plan_draft import PlanDraft
+from scheduler_svc.core.planner import Planner
+from scheduler_svc.core.policy import Policy
+from scheduler_svc.core.request import FinishReason, NeverFits, Request, SequenceUpdate
+from scheduler_svc.core.roster import Roster
+from scheduler_svc.core.sequence import Sequence, Status
+
+
+class WrongResult(ValueError):
+    """A result that does not belong to the oldest plan in flight: the session with the executor is broken."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """What has been counted since the scheduler was made; tokens of prompts count at first admission."""
+
+    accepted: int = 0
+    finished: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One reading of the state; `tokens_held` are the tokens stored in held blocks."""
+
+    running: int
+    waiting: int
+    pool: PoolCounts
+    tokens_held: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInFlight:
+    """What is remembered of a plan until its result is in: who draws a token, and everybody who computes."""
+
+    step: int
+    drawing: list[Sequence]
+    computing: list[Sequence]
+
+
+class Scheduler:
+    """Decides, step by step, which sequence computes how many tokens in which blocks.
+
+    `add`, `cancel`, `stop`, `expire` and `apply` are events; `schedule` makes the next plan. Up to `window` plans are
+    in flight: a plan may count on tokens that the plans before it draw, without knowing them (the executor does).
+
+    Args:
+        info: capacity, as the executor reported it.
+        policy: the four decisions.
+        term: the session's term, which every plan carries.
+        window: most plans in flight.
+    """
+
+    def __init__(self, info: ExecutorInfo, policy: Policy, *, term: int = 0, window: int = 2) -> None:
+        self.policy = policy
+        self.totals = Totals()
+        self._window = window
+        self._step = 0
+        self._roster = Roster()
+        self._connect(info, term)
+
+    def _connect(self, info: ExecutorInfo, term: int) -> None:
+        self._info = info
+        self._term = term
+        self._blocks = BlockManager(info.num_blocks, info.block_size, info.epoch)
+        self._planner = Planner(info, self._roster, self._blocks)
+        self._in_flight: deque[PlanInFlight] = deque()
+        self._finished_ids: list[int] = []
+        self._sealed: list[SealedBlock] = []
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans whose results are missing."""
+        return len(self._in_flight)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sequence is live or a result missing."""
+        return len(self._roster) > 0 or bool(self._in_flight)
+
+    def max_output(self, num_prompt_tokens: int) -> int:
+        """Most tokens that can follow a prompt of that length; under 1 where it can never be served."""
+        pool = self._info.num_blocks * self._info.block_size
+        return min(self._info.max_model_len, pool) - num_prompt_tokens
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `NeverFits` where no token could follow its prompt."""
+        length = len(request.prompt)
+        room = self.max_output(length)
+        if room < 1:
+            raise NeverFits(
+                f"the prompt has {length} tokens, and a sequence holds {length + room} here, the answer included:"
+                " shorten the prompt"
+            )
+        self._roster.add(Sequence(request, min(room, request.max_tokens or room)))
+        self.totals.accepted += 1
+
+    def cancel(self, sequence_id: int, now: float) -> list[SequenceUpdate]:
+        """End a sequence on request. Nothing happens where it has ended already."""
+        sequence = self._roster.get(sequence_id)
+        return [] if sequence is None else [self._end(sequence, FinishReason.CANCELLED, now)]
+
+    def stop(self, sequence_id: int, num_output_tokens: int, now: float) -> list[SequenceUpdate]:
+        """End a sequence whose text has stopped, with the first `num_output_tokens` of its tokens."""
+        sequence = self._roster.get(sequence_id)
+        if sequence is None:
+            return []
+        surplus = sequence.num_output_tokens - num_output_tokens
+        self.totals.generated_tokens -= surplus
+        return [self._end(sequence, FinishReason.STOP, now, surplus=surplus)]
+
+    def expire(self, now: float) -> list[SequenceUpdate]:
+        """End the sequences whose time limit has passed."""
+        return [self._end(sequence, FinishReason.DEADLINE, now) for sequence in self._roster.overdue(now)]
+
+    def next_deadline(self) -> float | None:
+        """When the next time limit passes."""
+        return self._roster.next_deadline()
+
+    def abandon(self, error: str, now: float) -> list[SequenceUpdate]:
+        """End every sequence with an error."""
+        return [self._end(sequence, FinishReason.ERROR, now, error=error) for sequence in self._roster.live()]
+
+    def reset(self, info: ExecutorInfo, term: int, now: float) -> list[SequenceUpdate]:
+        """Go on with an executor that holds nothing of ours: whatever ran waits again, at its old place.
+
+        Tokens that plans in flight were to draw are drawn again, and come out the same. Ends, with an error, the
+        sequences that do not fit the new capacity.
+        """
+        self._connect(info, term)
+        for sequence in list(self._roster.running):
+            sequence.waiting_since = now
+            sequence.num_preemptions += 1
+            self.totals.preemptions += 1
+            self._roster.wait_again(sequence)
+        for sequence in self._roster.live():
+            sequence.forget_plans()
+            sequence.max_output = min(sequence.max_output, self.max_output(sequence.num_prompt_tokens))
+        misfits = [sequence for sequence in self._roster.live() if sequence.num_output_tokens >= sequence.max_output]
+        error = "the executor came back with less memory than this request needs: send it again"
+        return [self._end(sequence, FinishReason.ERROR, now, error=error) for sequence in misfits]
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next plan, or None where the window is full or nothing can be done before the next result.
+
+        Raises `PolicyFault` where the policy answers nonsense.
+        """
+        if len(self._in_flight) >= self._window:
+            return None
+        draft = self._planner.fill(self._step + 1, self.policy, now)
+        if not draft.computing and not draft.preempted and not self._finished_ids:
+            return None
+        self._count(draft, now)
+        self.policy.charge(draft.charges, now)
+        return self._send(draft)
+
+    def _count(self, draft: PlanDraft, now: float) -> None:
+        self.totals.steps += 1
+        self.totals.preemptions += len(draft.preempted)
+        for sequence in draft.boarded:
+            if sequence.first_scheduled_at is None:
+                sequence.first_scheduled_at = now
+                self.totals.prompt_tokens += sequence.num_prompt_tokens
+                self.totals.cached_tokens += sequence.num_cached_tokens or 0
+
+    def _send(self, draft: PlanDraft) -> StepPlan:
+        plan = StepPlan(
+            term=self._term,
+            step=draft.step,
+            new_sequences=tuple(draft.new_sequences),
+            scheduled=tuple(draft.scheduled),
+            finished_ids=tuple(self._finished_ids),
+            preempted_ids=tuple(sequence.sequence_id for sequence in draft.preempted),
+            copies=tuple(draft.copies),
+            sealed=tuple(seal for seal in self._sealed + draft.sealed if self._blocks.is_known(seal)),
+        )
+        self._finished_ids, self._sealed = [], []
+        self._step = draft.step
+        drawing = draft.new_drawing + draft.known_drawing
+        self._in_flight.append(PlanInFlight(draft.step, drawing, draft.computing))
+        return plan
+
+    def apply(self, result: StepResult, now: float) -> list[SequenceUpdate]:
+        """Take the result of the oldest plan in flight.
+
+        A failed step ends its sequences with an error; the executor is then to be opened anew, and `reset` called.
+        Raises `WrongResult` where the result is not that of the plan.
+        """
+        if not self._in_flight or self._in_flight[0].step != result.step:
+            raise WrongResult(f"a result of step {result.step} came where none was expected")
+        plan = self._in_flight.popleft()
+        self._blocks.release_fenced(plan.step)
+        if result.error is not None:
+            failed = [sequence for sequence in plan.computing if sequence.status is not Status.ENDED]
+            return [self._end(sequence, FinishReason.ERROR, now, error=result.error) for sequence in failed]
+        if [token.sequence_id for token in result.sampled] != [sequence.sequence_id for sequence in plan.drawing]:
+            raise WrongResult(f"the result of step {result.step} has tokens of other sequences than its plan")
+        return [
+            self._learn(sequence, token.token_id, now)
+            for sequence, token in zip(plan.drawing, result.sampled, strict=True)
+            if sequence.status is not Status.ENDED
+        ]
+
+    def _learn(self, sequence: Sequence, token: int, now: float) -> SequenceUpdate:
+        """A token that was pending is known now."""
+        sequence.num_pending -= 1
+        sequence.tokens.append(token)
+        self.totals.generated_tokens += 1
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
+        if token in sequence.request.stop_token_ids:
+            return self._end(sequence, FinishReason.STOP, now, news=(token,), stop_token_id=token)
+        if sequence.num_output_tokens >= sequence.max_output:
+            return self._end(sequence, FinishReason.LENGTH, now, news=(token,))
+        self._sealed.extend(self._blocks.seal(sequence))
+        return SequenceUpdate(sequence.sequence_id, sequence.num_output_tokens - 1, (token,))
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        *,
+        news: tuple[int, ...] = (),
+        surplus: int = 0,
+        stop_token_id: int | None = None,
+        error: str | None = None,
+    ) -> SequenceUpdate:
+        """The one way a sequence ends: with `news` as its last tokens, and without the last `surplus` it has."""
+        self._roster.remove(sequence)
+        self._sealed.extend(self._blocks.give_back(sequence))
+        if sequence.resident:
+            self._finished_ids.append(sequence.sequence_id)
+        del sequence.tokens[len(sequence.tokens) - surplus :]
+        self.totals.finished += 1
+        outcome = sequence.outcome(reason, now, stop_token_id=stop_token_id, error=error)
+        return SequenceUpdate(sequence.sequence_id, sequence.num_output_tokens - len(news), news, outcome)
+
+    def snapshot(self) -> Snapshot:
+        """One reading of the state."""
+        running, pool = self._roster.running, self._blocks.counts()
+        unused = sum(self._blocks.room(sequence) for sequence in running)
+        held_tokens = pool.held * self._info.block_size - unused
+        return Snapshot(len(running), len(self._roster.waiting), pool, held_tokens)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where the state contradicts itself (the design's invariants 1 to 4, 9 and 10)."""
+        self._roster.check_invariants()
+        self._blocks.check_invariants([sequence.block_table for sequence in self._roster.running])
+        for sequence in self._roster.running:
+            assert len(sequence.block_table) == self._blocks.blocks_for(sequence.num_scheduled), "a block too many"
+            assert sequence.num_scheduled <= sequence.num_planned, "more is computed than there is"
+        assert not any(sequence.block_table for sequence in self._roster.waiting), "a waiting sequence holds blocks"
+        assert len(self._in_flight) <= self._window, "too many plans are in flight"
+        assert self.totals.accepted - self.totals.finished == len(self._roster), "a request has no or two outcomes"
+        if not self.has_work:
+            assert self._blocks.counts().held == 0, "blocks are held by nobody"

@@ -1,0 +1,155 @@
+"""What the scheduler knows about one request: its tokens, its blocks, and how far its plans have come."""
+
+from __future__ import annotations
+
+import enum
+
+from scheduler_svc.core.request import FinishReason, Outcome, Request
+
+
+class Status(enum.Enum):
+    """Where a sequence is. A preempted one waits again."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Sequence:
+    """One sequence. There are no phases: every step lets `num_scheduled` catch up with `num_planned`.
+
+    Attributes:
+        tokens: the known ones, prompt first.
+        num_scheduled: leading tokens whose keys and values are computed, or will be by a plan in flight.
+        num_pending: tokens that plans in flight draw: they exist, but are not known yet.
+        block_table: block ids, one for each `block_size` scheduled tokens; the last may be partly filled.
+        block_hashes: content hashes of the known full blocks, as far as they were asked for.
+        num_sealed: leading blocks offered to the prefix cache.
+        last_step: number of the last plan that computes something for it; 0 where none has.
+        max_output: most tokens it may generate: what was asked for and what fits.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "block_table",
+        "first_scheduled_at",
+        "first_token_at",
+        "last_step",
+        "max_output",
+        "num_cached_tokens",
+        "num_pending",
+        "num_preemptions",
+        "num_scheduled",
+        "num_sealed",
+        "request",
+        "resident",
+        "status",
+        "tokens",
+        "waiting_since",
+    )
+
+    def __init__(self, request: Request, max_output: int) -> None:
+        self.request = request
+        self.max_output = max_output
+        self.tokens = list(request.prompt)
+        self.num_scheduled = 0
+        self.num_pending = 0
+        self.block_table: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.num_sealed = 0
+        self.last_step = 0
+        self.resident = False
+        self.status = Status.WAITING
+        self.waiting_since = request.arrival
+        self.num_cached_tokens: int | None = None
+        self.num_preemptions = 0
+        self.first_scheduled_at: float | None = None
+        self.first_token_at: float | None = None
+
+    @property
+    def sequence_id(self) -> int:
+        """Unique, and rising with arrival."""
+        return self.request.sequence_id
+
+    @property
+    def arrival(self) -> float:
+        """When it arrived, in seconds."""
+        return self.request.arrival
+
+    @property
+    def priority(self) -> int:
+        """Higher is served sooner."""
+        return self.request.priority
+
+    @property
+    def tenant(self) -> str:
+        """Who is billed."""
+        return self.request.tenant
+
+    @property
+    def deadline(self) -> float | None:
+        """When its time limit passes, in seconds."""
+        return self.request.deadline
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Known tokens it has generated."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def num_planned(self) -> int:
+        """Tokens it has, those still to be learned from plans in flight included."""
+        return len(self.tokens) + self.num_pending
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens the next plans have to compute: 0 while only the results of plans in flight are missing."""
+        planned = len(self.tokens) + self.num_pending
+        if planned - len(self.request.prompt) >= self.max_output:
+            return 0
+        return planned - self.num_scheduled
+
+    @property
+    def num_stored(self) -> int:
+        """Leading known tokens whose keys and values its blocks hold, once the plans in flight are done."""
+        return min(self.num_scheduled, len(self.tokens))
+
+    def forget_blocks(self) -> None:
+        """Start over: nothing is computed."""
+        self.block_table = []
+        self.num_scheduled = 0
+        self.num_sealed = 0
+
+    def forget_plans(self) -> None:
+        """Start over with an executor that knows nothing: the plans in flight will have no results."""
+        self.forget_blocks()
+        self.block_hashes = []
+        self.num_pending = 0
+        self.last_step = 0
+        self.resident = False
+
+    def outcome(
+        self, reason: FinishReason, now: float, *, stop_token_id: int | None = None, error: str | None = None
+    ) -> Outcome:
+        """The outcome, were it to end now."""
+        return Outcome(
+            reason=reason,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_cached_tokens=self.num_cached_tokens or 0,
+            num_preemptions=self.num_preemptions,
+            queued_s=_since(self.arrival, self.first_scheduled_at),
+            first_token_s=_since(self.arrival, self.first_token_at),
+            total_s=now - self.arrival,
+            stop_token_id=stop_token_id,
+            error=error,
+        )
+
+
+def _since(start: float, moment: float | None) -> float | None:
+    return None if moment is None else moment - start

@@ -156,7 +156,8 @@ def _expand(column: Iterable[int], rows: int, name: str) -> list[int]:
 def _grown_blocks(message: pb.StepPlan, rows: int) -> dict[int, tuple[int, ...]]:
     """Row index -> the blocks it gets."""
     counts = _expand(message.num_grown_blocks, len(message.grown_rows), "num_grown_blocks")
-    if sum(counts) != len(message.grown_blocks) or any(row >= rows for row in message.grown_rows):
+    distinct = {row for row in message.grown_rows if row < rows}
+    if sum(counts) != len(message.grown_blocks) or len(distinct) != len(message.grown_rows):
         raise InvalidPlan("grown_rows, num_grown_blocks and grown_blocks do not fit each other")
     blocks = iter(message.grown_blocks)
     return {

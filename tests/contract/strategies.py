@@ -1,0 +1,55 @@
+"""Hypothesis strategies for the step vocabulary: any value that the wire has to carry unchanged."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from common.step import (
+    HASH_BYTES,
+    BlockCopy,
+    ExecutorInfo,
+    NewSequence,
+    ResidentPage,
+    ResidentSequence,
+    SampledToken,
+    Sampling,
+    ScheduledSequence,
+    SealedBlock,
+    StepPlan,
+    StepResult,
+)
+
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+f32 = st.floats(width=32, allow_nan=False)
+hashes = st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES)
+
+
+def tuples_of(element: st.SearchStrategy[object], max_size: int = 5) -> st.SearchStrategy[tuple[object, ...]]:
+    return st.lists(element, max_size=max_size).map(tuple)
+
+
+samplings = st.builds(Sampling, temperature=f32, top_p=f32, top_k=u32, min_p=f32, seed=u64)
+seals = st.builds(SealedBlock, u32, hashes)
+plans = st.builds(
+    StepPlan,
+    term=u64,
+    step=u64,
+    new_sequences=tuples_of(st.builds(NewSequence, u64, tuples_of(u32), u32, u32, u32, tuples_of(u32), samplings), 3),
+    scheduled=tuples_of(st.builds(ScheduledSequence, u64, st.just(1) | u32, st.just(()) | tuples_of(u32))),
+    finished_ids=tuples_of(u64),
+    preempted_ids=tuples_of(u64),
+    copies=tuples_of(st.builds(BlockCopy, u32, u32)),
+    sealed=tuples_of(seals),
+)
+results = st.builds(
+    StepResult,
+    step=u64,
+    sampled=tuples_of(st.builds(SampledToken, u64, u32)),
+    execute_ns=u64,
+    idle_ns=u64,
+    error=st.none() | st.text(min_size=1),
+)
+infos = st.builds(ExecutorInfo, st.binary(min_size=16, max_size=16), st.text(), u32, u32, u32, u32, u32, u32)
+residents = st.builds(ResidentSequence, u64, tuples_of(u32), u32, u32, tuples_of(u32), samplings)
+pages = st.builds(ResidentPage, st.binary(min_size=16, max_size=16), u64, tuples_of(residents, 3), tuples_of(seals))

@@ -1,0 +1,90 @@
+"""Citybus: the client library and the command line of an LLM server in two processes.
+
+    from citybus import Client
+
+    with Client() as client, client.generate("Once upon a time", max_tokens=40) as stream:
+        for delta in stream:
+            print(delta.text, end="", flush=True)
+
+`AsyncClient` is the same for asyncio. Names are imported when they are first used, because the services import this
+package too, for the generated protocol beside it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from citybus.async_client import AsyncClient, AsyncStream
+    from citybus.client import Client, Stream
+    from citybus.connection import Keepalive
+    from citybus.errors import (
+        AlreadyExists,
+        Cancelled,
+        CitybusError,
+        Exhausted,
+        InvalidRequest,
+        NotFound,
+        Timeout,
+        Unavailable,
+    )
+    from citybus.messages import (
+        ChatMessage,
+        Completion,
+        Delta,
+        Finish,
+        FinishReason,
+        Model,
+        RequestOptions,
+        Timings,
+        Usage,
+    )
+
+__all__ = [
+    "AlreadyExists",
+    "AsyncClient",
+    "AsyncStream",
+    "Cancelled",
+    "ChatMessage",
+    "CitybusError",
+    "Client",
+    "Completion",
+    "Delta",
+    "Exhausted",
+    "Finish",
+    "FinishReason",
+    "InvalidRequest",
+    "Keepalive",
+    "Model",
+    "NotFound",
+    "RequestOptions",
+    "Stream",
+    "Timeout",
+    "Timings",
+    "Unavailable",
+    "Usage",
+]
+
+_HOMES = {
+    "async_client": ("AsyncClient", "AsyncStream"),
+    "client": ("Client", "Stream"),
+    "connection": ("Keepalive",),
+    "errors": (
+        "AlreadyExists",
+        "Cancelled",
+        "CitybusError",
+        "Exhausted",
+        "InvalidRequest",
+        "NotFound",
+        "Timeout",
+        "Unavailable",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'citybus' has no attribute {name!r}")
+    home = next((module for module, names in _HOMES.items() if name in names), "messages")
+    return getattr(importlib.import_module(f"citybus.{home}"), name)

@@ -1,0 +1,184 @@
+"""The synchronous client against a real server."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import grpc
+import pytest
+
+import citybus
+from citybus import Cancelled, Client, Delta, FinishReason, InvalidRequest, Keepalive, Model, NotFound, Unavailable
+from citybus.messages import RequestOptions, Timings, Usage, to_generate_request
+from citybus.v1 import generation_pb2 as pb
+from tests.citybus.conftest import Served
+from tests.citybus.scripted_server import ANSWER, FRANCE, REFUSED, ScriptedServer, serving
+
+
+def test_stream_gives_every_delta_then_the_finish(served: Served) -> None:
+    with Client(served.address) as client, client.generate(FRANCE, request_id="mine") as stream:
+        assert list(stream) == [Delta(2 * i, (2 * i, 2 * i + 1), text) for i, text in enumerate(ANSWER)]
+        assert stream.request_id() == "mine"
+        assert stream.finish.reason is FinishReason.STOP
+        assert (stream.finish.stop_token_id, stream.finish.stop_text) == (2, None)
+        assert stream.finish.usage == Usage(prompt_tokens=7, completion_tokens=6, cached_tokens=4)
+        assert stream.finish.timings == Timings(queued_ms=1.5, first_token_ms=2.5, total_ms=9.0)
+
+
+def test_complete_joins_the_deltas(served: Served) -> None:
+    with Client(served.address) as client:
+        answer = client.complete(FRANCE)
+    assert answer.text == "The capital of France is Paris."
+    assert answer.token_ids == (0, 1, 2, 3, 4, 5)
+    assert answer.request_id == "made-1"
+    assert answer.finish.usage.completion_tokens == 6
+
+
+def test_finish_is_not_there_before_the_end(served: Served) -> None:
+    with Client(served.address) as client, client.generate("forever") as stream:
+        next(stream)
+        with pytest.raises(RuntimeError, match="read it to its end"):
+            _ = stream.finish
+
+
+def test_leaving_the_stream_cancels_it_on_the_server(served: Served) -> None:
+    with Client(served.address) as client:
+        with client.generate("forever") as stream:
+            assert next(stream).text == ANSWER[0]
+        assert served.server.cancelled.acquire(timeout=30)
+
+
+def test_dropping_the_stream_cancels_it_on_the_server(served: Served) -> None:
+    with Client(served.address) as client:
+        next(client.generate("forever"))
+        assert served.server.cancelled.acquire(timeout=30)
+
+
+def test_cancel_from_another_thread_ends_the_reader(served: Served) -> None:
+    with Client(served.address) as client, client.generate("forever") as stream:
+        received = [next(stream) for _ in ANSWER]
+        threading.Timer(0.1, stream.cancel).start()
+        with pytest.raises(Cancelled):
+            next(stream)
+    assert len(received) == len(ANSWER)
+
+
+def test_closing_the_client_ends_its_streams(served: Served) -> None:
+    client = Client(served.address)
+    stream = client.generate("forever")
+    next(stream)
+    client.close()
+    with pytest.raises(Cancelled):
+        list(stream)
+
+
+def test_refusal_is_typed_and_keeps_the_servers_message(served: Served) -> None:
+    with Client(served.address) as client, pytest.raises(InvalidRequest) as refused:
+        client.complete("refuse")
+    assert str(refused.value) == REFUSED
+    assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.request_id is None
+
+
+def test_refusal_says_when_to_try_again(served: Served) -> None:
+    with Client(served.address) as client, pytest.raises(Unavailable) as refused:
+        client.complete("drain")
+    assert refused.value.retry_after_s == 1.5
+
+
+def test_no_server_is_named_in_the_error() -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(Unavailable, match=r"no server answers at 127\.0\.0\.1:1"):
+        client.models()
+
+
+def test_models_and_count_tokens(served: Served) -> None:
+    with Client(served.address) as client:
+        assert client.models() == [Model("tiny", 512, 272, has_chat_template=True)]
+        assert client.count_tokens("one two three") == 3
+        assert client.count_tokens(messages=[{"role": "user", "content": "one two"}]) == 2
+        with pytest.raises(NotFound, match="this server has 'tiny'"):
+            client.count_tokens("one", model="absent")
+
+
+def test_wait_ready_waits_for_the_server_to_turn_healthy() -> None:
+    with serving(ScriptedServer(), healthy_after_s=0.3) as address, Client(address) as client:
+        with pytest.raises(Unavailable, match=r"was ready at .* within 0\.1 s"):
+            client.wait_ready(timeout=0.1)
+        client.wait_ready(timeout=60)
+        assert client.models()
+
+
+OPTIONS: RequestOptions = {
+    "request_id": "r1",
+    "model": "tiny",
+    "temperature": 0.0,
+    "top_p": 0.5,
+    "top_k": 0,
+    "min_p": 0.25,
+    "seed": 0,
+    "max_tokens": 3,
+    "stop": ["\n", "END"],
+    "stop_token_ids": [5, 6],
+    "ignore_eos": True,
+    "priority": -7,
+    "tenant": "a",
+    "time_limit_ms": 900,
+    "cache_salt": "",
+    "skip_special_tokens": False,
+}
+
+
+def test_every_option_reaches_the_request() -> None:
+    assert to_generate_request("hello", OPTIONS) == pb.GenerateRequest(
+        request_id="r1",
+        model="tiny",
+        text="hello",
+        sampling=pb.SamplingParams(temperature=0.0, top_p=0.5, top_k=0, min_p=0.25, seed=0),
+        stopping=pb.StopParams(max_tokens=3, stop=["\n", "END"], stop_token_ids=[5, 6], ignore_eos=True),
+        priority=-7,
+        tenant="a",
+        time_limit_ms=900,
+        cache_salt="",
+        skip_special_tokens=False,
+    )
+    prompts = {"messages", "token_ids"}
+    assert set(RequestOptions.__annotations__) == set(OPTIONS) | prompts
+
+
+def test_what_is_left_out_stays_absent() -> None:
+    assert to_generate_request(None, {"token_ids": [3, 1]}) == pb.GenerateRequest(tokens=pb.TokenPrompt(ids=[3, 1]))
+    chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="hi")])
+    turns: RequestOptions = {"messages": [{"role": "user", "content": "hi"}]}
+    assert to_generate_request(None, turns) == pb.GenerateRequest(chat=chat)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "message"),
+    [
+        (None, {}, ValueError, "exactly one prompt"),
+        ("a", {"token_ids": [1]}, ValueError, "exactly one prompt"),
+        ("a", {"max_tokens": -1}, ValueError, "max_tokens: "),
+        ("a", {"temperature": "hot"}, TypeError, "temperature: "),
+        ("a", {"stop": "END"}, TypeError, "stop: expected a list"),
+        ("a", {"text": "b"}, TypeError, "text: no such option"),
+        ("a", {"n": 2}, TypeError, "n: no such option"),
+        (None, {"messages": [{"role": "user", "name": "x"}]}, ValueError, "messages: "),
+    ],
+)
+def test_what_no_request_can_hold_is_refused_here(
+    prompt: str | None, options: Any, error: type[Exception], message: str
+) -> None:
+    with Client() as client, pytest.raises(error, match=message):
+        client.generate(prompt, **options)
+
+
+def test_keepalive_faster_than_the_server_allows_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"interval_s must be at least 2\.5"):
+        Keepalive(interval_s=1)
+
+
+def test_every_public_name_is_there() -> None:
+    assert {name: getattr(citybus, name).__name__ for name in citybus.__all__} == {n: n for n in citybus.__all__}
+    with pytest.raises(AttributeError, match="no attribute 'Bus'"):
+        _ = citybus.Bus

@@ -1,0 +1,120 @@
+"""The executor as the scheduler sees it: facts, and a session of plans and results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+
+from citybus.executor.v1 import executor_pb2 as pb
+from citybus.executor.v1 import executor_pb2_grpc
+from common import wire
+from common.step import ExecutorInfo, StepPlan, StepResult
+
+KEEPALIVE_MS = 5_000
+"""A connection is given up when a ping, sent this often, is not answered for as long: a stopped executor and a cut
+network are noticed within twice this time."""
+
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+_Answer = TypeVar("_Answer")
+_ExecuteCall = grpc.aio.StreamStreamCall[pb.ExecuteRequest, pb.ExecuteResponse]
+
+
+class SessionLost(Exception):
+    """The executor cannot be reached, or has ended the session; the message says why."""
+
+
+class Fenced(SessionLost):
+    """A newer scheduler has taken the executor over: this one must not drive it again."""
+
+
+class Session:
+    """An open `Execute` stream. Results come in the order of the plans."""
+
+    def __init__(self, call: _ExecuteCall, term: int) -> None:
+        self._call = call
+        self.term = term
+
+    async def send(self, plan: StepPlan) -> None:
+        """Send a plan. Raises `SessionLost`."""
+        await self._guarded(self._call.write(pb.ExecuteRequest(plan=wire.plan_to_pb(plan))))
+
+    async def receive(self) -> StepResult:
+        """The next result. Raises `SessionLost`."""
+        message = await self._guarded(self._call.read())
+        if not isinstance(message, pb.ExecuteResponse) or message.WhichOneof("message") != "result":
+            raise SessionLost("the executor ended the session")
+        return wire.result_from_pb(message.result)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call.cancel()
+
+    async def _guarded(self, operation: Awaitable[_Answer]) -> _Answer:
+        try:
+            return await operation
+        except grpc.aio.AioRpcError as error:
+            superseded = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            raise (Fenced if superseded else SessionLost)(_say(error)) from error
+        except asyncio.InvalidStateError as error:  # a write to a call that has ended; reading tells how
+            raise SessionLost(_say(error)) from error
+
+
+class ExecutorClient:
+    """One executor's address ("host:port"). To be made inside a running event loop."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._stub = executor_pb2_grpc.ExecutorServiceStub(self._channel)
+
+    async def describe(self, timeout_s: float) -> ExecutorInfo:
+        """Facts and capacity. Raises `SessionLost`."""
+        try:
+            return wire.info_from_pb(await self._stub.Describe(pb.DescribeRequest(), timeout=timeout_s))
+        except grpc.aio.AioRpcError as error:
+            raise SessionLost(_say(error)) from error
+
+    async def open(self, epoch: bytes, *, resume: bool, timeout_s: float) -> Session:
+        """Take the executor over. Raises `SessionLost`, also where its epoch is another one."""
+        call = self._stub.Execute()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await call.write(pb.ExecuteRequest(open=pb.OpenSession(epoch=epoch, resume=resume)))
+                message = await call.read()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
+            call.cancel()
+            raise SessionLost(_say(error)) from error
+        if not isinstance(message, pb.ExecuteResponse) or message.WhichOneof("message") != "opened":
+            call.cancel()
+            raise SessionLost("the executor did not open a session")
+        return Session(call, message.opened.term)
+
+    async def close(self) -> None:
+        """Give the connection up."""
+        await self._channel.close()
+
+
+def _say(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return type(error).__name__

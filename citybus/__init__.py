@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         NotFound,
         Timeout,
         Unavailable,
+        Unreachable,
     )
     from citybus.messages import (
         ChatMessage,
@@ -63,6 +64,7 @@ __all__ = [
     "Timeout",
     "Timings",
     "Unavailable",
+    "Unreachable",
     "Usage",
 ]
 
@@ -79,6 +81,7 @@ _HOMES = {
         "NotFound",
         "Timeout",
         "Unavailable",
+        "Unreachable",
     ),
 }
 

@@ -49,7 +49,11 @@ class Exhausted(CitybusError):
 
 
 class Unavailable(CitybusError):
-    """No server was reached, or it takes no requests now; trying again may help."""
+    """The server takes no requests now; trying again may help."""
+
+
+class Unreachable(Unavailable):
+    """No server answers at the address."""
 
 
 class Timeout(CitybusError):
@@ -77,7 +81,7 @@ def from_rpc(failure: grpc.RpcError, address: str, request_id: str | None = None
     """The error for a failed call to the server at `address`."""
     code, message = failure.code(), failure.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE and message.startswith(_UNREACHED):
-        message = f"no server answers at {address} ({message.rpartition(': ')[2]})"
+        return Unreachable(f"no server answers at {address} ({message.rpartition(': ')[2]})", code)
     trailing = cast("Iterable[tuple[str, str | bytes]]", failure.trailing_metadata() or ())
     pushback = dict(trailing).get(PUSHBACK_KEY)
     return _CLASSES.get(code, CitybusError)(

@@ -141,13 +141,13 @@ def to_generate_request(prompt: str | None, options: RequestOptions) -> pb.Gener
     """The message for a request. Raises `ValueError` or `TypeError` for what no such message can hold."""
     _check_prompt(prompt, options)
     request = pb.GenerateRequest()
-    if prompt is not None:
-        request.text = prompt
-    for name, value in options.items():
+    for name, value in ({"prompt": prompt, **options} if prompt is not None else options).items():
         try:
             _set(request, name, value)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{name}: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}") from None
     return request
 
 
@@ -170,7 +170,9 @@ def _set(request: pb.GenerateRequest, name: str, value: object) -> None:
     """Set one option; protobuf itself raises for a wrong type or range."""
     if name == "stop" and isinstance(value, str):
         raise TypeError("expected a list of texts, got a text")
-    if name == "messages":
+    if name == "prompt":
+        request.text = value  # type: ignore[assignment]
+    elif name == "messages":
         request.chat.CopyFrom(pb.ChatPrompt(messages=[pb.ChatMessage(**turn) for turn in value]))  # type: ignore[attr-defined]
     elif name == "token_ids":
         request.tokens.CopyFrom(pb.TokenPrompt(ids=value))  # type: ignore[arg-type]

@@ -9,7 +9,18 @@ import grpc
 import pytest
 
 import citybus
-from citybus import Cancelled, Client, Delta, FinishReason, InvalidRequest, Keepalive, Model, NotFound, Unavailable
+from citybus import (
+    Cancelled,
+    Client,
+    Delta,
+    FinishReason,
+    InvalidRequest,
+    Keepalive,
+    Model,
+    NotFound,
+    Unavailable,
+    Unreachable,
+)
 from citybus.messages import RequestOptions, Timings, Usage, to_generate_request
 from citybus.v1 import generation_pb2 as pb
 from tests.citybus.conftest import Served
@@ -88,7 +99,7 @@ def test_refusal_says_when_to_try_again(served: Served) -> None:
 
 
 def test_no_server_is_named_in_the_error() -> None:
-    with Client("127.0.0.1:1") as client, pytest.raises(Unavailable, match=r"no server answers at 127\.0\.0\.1:1"):
+    with Client("127.0.0.1:1") as client, pytest.raises(Unreachable, match=r"no server answers at 127\.0\.0\.1:1"):
         client.models()
 
 

@@ -1,0 +1,56 @@
+"""The command line: `citybus serve | generate | chat | status | model`.
+
+Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+
+from citybus.failure import Failure
+
+COMMANDS = {
+    "serve": "start the executor and the scheduler, and keep them running",
+    "generate": "send one prompt and print the answer as it is made",
+    "chat": "talk with the model",
+    "status": "show seats, queue, KV pool and tokens per second of a scheduler",
+    "model": "add, list and find models",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="citybus", description="Serve large language models, and use them.")
+    parser.add_argument("--version", action="version", version=f"citybus {importlib.metadata.version('citybus')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if arguments[:1] == [name]:  # the others' imports can wait
+            module = importlib.import_module(f"citybus.cli.{name}")
+            module.configure(command)
+    return _run(parser.parse_args(arguments))
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except Failure as failure:
+        print(f"citybus: {failure}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

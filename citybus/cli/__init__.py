@@ -1,0 +1,1 @@
+"""The commands, a file each: `configure(parser)` declares its options and sets `run`, which gives the exit code."""

@@ -1,0 +1,73 @@
+"""`citybus generate`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from citybus.cli.options import add_address, add_request_options, failures, request_options
+from citybus.cli.output import describe, write_answer
+from citybus.client import Client, Stream
+from citybus.failure import Failure
+from citybus.messages import ChatMessage, FinishReason
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("prompt", metavar="PROMPT", help="what to answer; - reads it from standard input")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt as plain text, without chat template")
+    parser.add_argument("--system", metavar="TEXT", help="system message before the prompt (default: the template's)")
+    parser.add_argument("--json", action="store_true", help="one line of JSON for each message of the server")
+    parser.add_argument("--stats", action="store_true", help="say on stderr how many tokens it took, and how long")
+    add_address(parser)
+    add_request_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the answer as it is made."""
+    prompt = _read_stdin() if args.prompt == "-" else args.prompt
+    with failures(args.address), Client(args.address) as client, _start(client, prompt, args) as stream:
+        (_print_json if args.json else _print_text)(stream)
+        if args.stats:
+            print(describe(stream.finish), file=sys.stderr)
+    return 0
+
+
+def _start(client: Client, prompt: str, args: argparse.Namespace) -> Stream:
+    """Send `prompt` as a message where the model has a chat template, else as it is."""
+    options = request_options(args)
+    chat = not args.raw and any(
+        model.has_chat_template for model in client.models() if model.name == options.get("model", model.name)
+    )
+    if not chat:
+        if args.system is not None:
+            raise Failure("--system needs a model with a chat template, and no --raw")
+        return client.generate(prompt, **options)
+    system = [ChatMessage(role="system", content=args.system)] if args.system is not None else []
+    options["messages"] = [*system, ChatMessage(role="user", content=prompt)]
+    return client.generate(**options)
+
+
+def _print_text(stream: Stream) -> None:
+    for delta in stream:
+        write_answer(delta.text)
+    write_answer("\n")
+    if stream.finish.reason is not FinishReason.STOP:
+        print(f"[ended by {stream.finish.reason}]", file=sys.stderr)
+
+
+def _print_json(stream: Stream) -> None:
+    for delta in stream:
+        print(json.dumps(asdict(delta)), flush=True)
+    print(json.dumps({"request_id": stream.request_id(), "finish": asdict(stream.finish)}), flush=True)
+
+
+def _read_stdin() -> str:
+    """Standard input without the line break at its end."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise Failure(f"standard input is not UTF-8: {error}") from error

@@ -1,0 +1,66 @@
+"""Options that several commands share, and what they mean to the client."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from citybus.connection import DEFAULT_ADDRESS
+from citybus.errors import CitybusError, Unreachable
+from citybus.failure import Failure
+from citybus.messages import RequestOptions
+
+_REQUEST_OPTIONS = tuple(name for name in RequestOptions.__annotations__ if name not in ("messages", "token_ids"))
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """The option that says where the scheduler listens."""
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        default=os.environ.get("CITYBUS_ADDRESS", DEFAULT_ADDRESS),
+        help=f"where the scheduler listens (default: CITYBUS_ADDRESS, or {DEFAULT_ADDRESS})",
+    )
+
+
+def add_request_options(parser: argparse.ArgumentParser) -> None:
+    """An option for everything that a request can say; what is not given, the server decides."""
+    group = parser.add_argument_group("request", argument_default=argparse.SUPPRESS)
+    add = group.add_argument
+    add("--max-tokens", type=int, metavar="N", help="most tokens to generate (default: up to the model's context)")
+    add("--temperature", type=float, metavar="T", help="0 is greedy, at most 100 (default: 1)")
+    add("--top-p", type=float, metavar="P", help="keep the likeliest tokens up to this probability (default: 1, off)")
+    add("--top-k", type=int, metavar="N", help="keep this many likeliest tokens (default: 0, off)")
+    add("--min-p", type=float, metavar="P", help="drop tokens below this share of the likeliest (default: 0, off)")
+    add("--seed", type=int, metavar="N", help="same seed, same tokens (default: a fresh one)")
+    add("--stop", action="append", metavar="TEXT", help="text that ends the answer; may be repeated (default: none)")
+    add("--stop-token-id", dest="stop_token_ids", action="append", type=int, metavar="ID", help="token id that ends it")
+    add("--ignore-eos", action="store_true", help="go on past the model's own end tokens (default: no)")
+    add("--keep-special-tokens", dest="skip_special_tokens", action="store_false", help="show them (default: no)")
+    add("--priority", type=int, metavar="N", help='-1000 to 1000, under the "priority" policy (default: 0)')
+    add("--tenant", metavar="NAME", help='who is billed under fair-share policies (default: "")')
+    add("--time-limit-ms", type=int, metavar="MS", help="most milliseconds in all (default: the server's limit)")
+    add("--cache-salt", metavar="TEXT", help="share cached prefixes only under this salt (default: the common space)")
+    add("--request-id", metavar="ID", help="name of the request (default: one that the server makes)")
+    add("--model", metavar="NAME", help="name of the model (default: the served one)")
+
+
+def request_options(args: argparse.Namespace) -> RequestOptions:
+    """The options that were given."""
+    given: RequestOptions = {name: getattr(args, name) for name in _REQUEST_OPTIONS if hasattr(args, name)}  # type: ignore[assignment]
+    return given
+
+
+@contextmanager
+def failures(address: str) -> Iterator[None]:
+    """Turns the client's errors into a `Failure` that says what to do."""
+    try:
+        yield
+    except Unreachable as error:
+        raise Failure(f"{error}; start a server with 'citybus serve', or name another with --address") from error
+    except CitybusError as error:
+        raise Failure(f"the server at {address} says {error.code.name}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise Failure(str(error)) from error

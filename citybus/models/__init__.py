@@ -1,0 +1,1 @@
+"""The models directory: what is in it, and how a model gets there."""

@@ -1,0 +1,126 @@
+"""Makes token ids of a prompt, without holding up the event loop.
+
+Short plain text is encoded at once; everything else in threads of its own, which run beside the event loop: encoding
+releases the GIL, and rendering a template is interrupted by it. Input that cannot fit whatever its tokens are is
+refused before it is encoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from common.errors import InvalidRequest
+from scheduler_svc.chat_template import ChatTemplate
+from scheduler_svc.tokenizer import Tokenizer
+
+_THREADS = 2
+_SHORT_CHARACTERS = 4096  # about a millisecond to encode, a few hops between threads
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Plain text for the model to continue."""
+
+    field: ClassVar[str] = "text"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation for the model to answer."""
+
+    field: ClassVar[str] = "chat"
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt that is token ids already."""
+
+    field: ClassVar[str] = "tokens"
+    ids: tuple[int, ...]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+_Source = TypeVar("_Source")
+
+
+class PromptEncoder:
+    """Encodes prompts for one model; `template` is None where the model has no chat template."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self.tokenizer = tokenizer
+        self._template = template
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="encode")
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    async def encode(self, prompt: Prompt, vocab_size: int, max_model_len: int) -> tuple[int, ...]:
+        """Token ids of `prompt`: at least one, each below `vocab_size`, possibly more than `max_model_len`.
+
+        Raises `InvalidRequest`, also for text that by its size alone has more than `max_model_len` tokens.
+        """
+        match prompt:
+            case TokenPrompt():
+                ids = prompt.ids
+            case TextPrompt() if len(prompt.text) <= _SHORT_CHARACTERS:
+                ids = self._encode_text(prompt.text, max_model_len)
+            case TextPrompt():
+                ids = await self._in_thread(self._encode_text, prompt.text, max_model_len)
+            case ChatPrompt():
+                ids = await self._in_thread(self._encode_chat, prompt.messages, max_model_len)
+        if not ids:
+            raise InvalidRequest(f"{prompt.field}: the prompt is empty; it must have at least one token")
+        if (largest := max(ids)) >= vocab_size:
+            raise InvalidRequest(f"{prompt.field}: token id {largest} is over {vocab_size - 1}, the model's largest")
+        return ids
+
+    def close(self) -> None:
+        """End the threads; what they have not begun is dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(
+        self, encode: Callable[[_Source, int], tuple[int, ...]], source: _Source, max_model_len: int
+    ) -> tuple[int, ...]:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, encode, source, max_model_len)
+
+    def _encode_text(self, text: str, max_model_len: int) -> tuple[int, ...]:
+        self._refuse_oversize(text, TextPrompt.field, max_model_len)
+        return tuple(self.tokenizer.encode_text(text))
+
+    def _encode_chat(self, messages: Sequence[Message], max_model_len: int) -> tuple[int, ...]:
+        if self._template is None:
+            raise InvalidRequest("chat: the model has no chat template; send the prompt as text or tokens")
+        shield = self.tokenizer.shield
+        rendered = self._template.render([{"role": turn.role, "content": shield(turn.content)} for turn in messages])
+        self._refuse_oversize(self.tokenizer.unshield(rendered), ChatPrompt.field, max_model_len)
+        return tuple(self.tokenizer.encode_rendered(rendered))
+
+    def _refuse_oversize(self, text: str, field: str, max_model_len: int) -> None:
+        bound = self.tokenizer.max_token_bytes
+        if bound is not None and (size := len(text.encode())) > bound * max_model_len:
+            raise InvalidRequest(f"{field}: {size} bytes cannot fit the model's context of {max_model_len} tokens")
+
+
+def check_room(num_tokens: int, max_model_len: int) -> None:
+    """Raise `InvalidRequest` where a prompt of `num_tokens` leaves no room for one token of an answer."""
+    if num_tokens >= max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {num_tokens} tokens and the model's context is {max_model_len}, which leaves no room for "
+            f"an answer: shorten it to at most {max_model_len - 1} tokens"
+        )

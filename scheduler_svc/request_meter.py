@@ -1,0 +1,46 @@
+"""Counts what one request gives: tokens, waiting times, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from common.metrics import SchedulerMetrics
+from scheduler_svc.core.request import Outcome
+
+
+class RequestMeter:
+    """Writes the per-request metrics of a request that has just been accepted, `num_prompt_tokens` long.
+
+    `clock` gives seconds; `arrival` is a reading of it.
+    """
+
+    def __init__(
+        self, metrics: SchedulerMetrics, clock: Callable[[], float], arrival: float, num_prompt_tokens: int
+    ) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._arrival = arrival
+        self._last_token: float | None = None
+        metrics.prompt_tokens.inc(num_prompt_tokens)
+        metrics.request_prompt_tokens.observe(num_prompt_tokens)
+
+    def on_tokens(self, count: int) -> None:
+        """`count` tokens have arrived together."""
+        if count == 0:
+            return
+        now = self._clock()
+        if self._last_token is None:
+            self._metrics.time_to_first_token_seconds.observe(now - self._arrival)
+        else:
+            self._metrics.inter_token_latency_seconds.observe((now - self._last_token) / count)
+        self._last_token = now
+        self._metrics.generation_tokens.inc(count)
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        """The request has ended, and not by an error."""
+        metrics = self._metrics
+        metrics.request_success.labels(finished_reason=outcome.reason.value).inc()
+        metrics.request_generation_tokens.observe(outcome.num_output_tokens)
+        metrics.e2e_request_latency_seconds.observe(outcome.total_s)
+        if outcome.queued_s is not None:
+            metrics.request_queue_time_seconds.observe(outcome.queued_s)

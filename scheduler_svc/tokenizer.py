@@ -1,0 +1,117 @@
+"""Text to token ids, such that nobody's text can forge a control token.
+
+A control token is an added token that is flagged special, or ends an answer. In text of a caller its spelling is
+ordinary characters; only the chat template (and the begin token of a plain text) may write one. How:
+
+- The backend is told to match no special token in text at all (`encode_special_tokens`).
+- Each control token gets a stand-in: an added token of this process alone, with a spelling that no caller can know,
+  which the backend does match. What the template wrote is respelled with stand-ins, and their ids are mapped back. The
+  backend itself does all the splitting, so an honest conversation gets the very ids of its plain rendering.
+- Messages are shielded before they are rendered, so that only what the template wrote is respelled; then the shields
+  are taken off, and the message is encoded as it is.
+- Some vocabularies can build a control token from ordinary pieces ("</s>" from "</" and "s>"). Where that happens,
+  the spelling is encoded in two parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as BackendTokenizer
+
+from common.errors import InvalidRequest
+from scheduler_svc.control_tokens import ControlSpellings
+from scheduler_svc.model_files import ModelFiles
+from scheduler_svc.token_bytes import TokenBytes
+from scheduler_svc.token_size import longest_token_bytes
+
+
+class Tokenizer:
+    """The tokenizer of a model folder; it takes over `files.backend`. Encoding is safe in several threads at once.
+
+    `control_ids` are its control tokens. `max_token_bytes` is the most bytes of text that one token can stand for,
+    None where there is no such bound.
+    """
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._backend = backend = files.backend
+        self.token_bytes = TokenBytes(backend)
+        self.max_token_bytes = longest_token_bytes(backend)
+        self._begin = _begin_ids(backend, files)
+        control = _flag_control_tokens(backend, files.eos_token_ids)
+        self.control_ids = frozenset(control.values())
+        self._unforgeable = self.control_ids - {_unknown_id(backend)}
+        self._spellings = ControlSpellings(list(control))
+        added = _add_stand_ins(backend, self._spellings)
+        self._break_id = added[self._spellings.break_mark]
+        self._real_ids = {added[stand_in]: control[text] for text, stand_in in self._spellings.stand_ins.items()}
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of plain text, after the model's begin token if it adds one. Raises `InvalidRequest`."""
+        return [*self._begin, *self._encode(text)]
+
+    def encode_rendered(self, rendered: str) -> list[int]:
+        """Ids of a rendered template that may hold shielded text; no begin token is added. Raises `InvalidRequest`."""
+        return self._encode(self.unshield(self._spellings.stand_in(rendered)))
+
+    def shield(self, content: str) -> str:
+        """`content` of a caller, such that rendering it into a template adds no control token."""
+        return self._spellings.shield(content)
+
+    def unshield(self, text: str) -> str:
+        """`text` as it was before `shield`."""
+        return self._spellings.unshield(text)
+
+    def _encode(self, text: str) -> list[int]:
+        ids = self._backend_ids(text)
+        if self._is_forged(ids):
+            ids = self._backend_ids(self._spellings.shield(text))
+        if self._is_forged(ids):
+            raise InvalidRequest("the prompt spells a control token in a way that cannot be told from the token itself")
+        real_ids = self._real_ids
+        return [real_ids.get(token_id, token_id) for token_id in ids if token_id != self._break_id]
+
+    def _backend_ids(self, text: str) -> list[int]:
+        # Only the batch methods release the GIL; the fast one keeps no offsets.
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    def _is_forged(self, ids: Sequence[int]) -> bool:
+        return not self._unforgeable.isdisjoint(ids)
+
+
+def _flag_control_tokens(backend: BackendTokenizer, eos_token_ids: frozenset[int]) -> dict[str, int]:
+    """Spelling -> id of the control tokens, each of which is then flagged special."""
+    added = backend.get_added_tokens_decoder()
+    control = {token_id: token for token_id, token in added.items() if token.special or token_id in eos_token_ids}
+    for token in control.values():
+        token.special = True
+    backend.add_special_tokens(list(control.values()))
+    return {token.content: token_id for token_id, token in control.items()}
+
+
+def _add_stand_ins(backend: BackendTokenizer, spellings: ControlSpellings) -> Mapping[str, int]:
+    """Teach the backend the stand-ins and the break mark; returns spelling -> id of every added token."""
+    tokens = [AddedToken(spellings.break_mark, normalized=False)]
+    for token in backend.get_added_tokens_decoder().values():
+        if (stand_in := spellings.stand_ins.get(token.content)) is not None:
+            flags = {"lstrip": token.lstrip, "rstrip": token.rstrip, "single_word": token.single_word}
+            tokens.append(AddedToken(stand_in, normalized=False, **flags))
+    backend.add_tokens(tokens)
+    backend.encode_special_tokens = True
+    return {token.content: token_id for token_id, token in backend.get_added_tokens_decoder().items()}
+
+
+def _begin_ids(backend: BackendTokenizer, files: ModelFiles) -> list[int]:
+    """Ids that the model puts before plain text."""
+    if files.adds_bos is None:
+        bare, whole = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
+        return next((whole[:start] for start in range(len(whole)) if whole[start : start + len(bare)] == bare), [])
+    bos = backend.token_to_id(files.special_tokens.get("bos_token", ""))
+    return [bos] if files.adds_bos and bos is not None else []
+
+
+def _unknown_id(backend: BackendTokenizer) -> int | None:
+    """The token of text that the vocabulary lacks, which any text may give."""
+    return backend.token_to_id(getattr(backend.model, "unk_token", None) or "")

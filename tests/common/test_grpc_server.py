@@ -1,0 +1,297 @@
+"""The shared gRPC server: statuses of errors, health, reflection, limits; real sockets throughout."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from structlog.testing import capture_logs
+
+from citybus.executor.v1 import executor_pb2, executor_pb2_grpc
+from citybus.v1 import generation_pb2, generation_pb2_grpc
+from common import errors
+from common.grpc_server import PUSHBACK_KEY, GrpcServer
+
+GENERATION = "citybus.v1.GenerationService"
+EXECUTOR = "citybus.executor.v1.ExecutorService"
+LIMIT = 64 * 1024
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Words = AsyncIterator[generation_pb2.GenerateResponse]
+Plans = AsyncIterator[executor_pb2.ExecuteRequest]
+Results = AsyncIterator[executor_pb2.ExecuteResponse]
+Start = Callable[..., Awaitable[tuple[GrpcServer, grpc.aio.Channel]]]
+StatusOf = Callable[[grpc.aio.Channel], Awaitable[grpc.aio.AioRpcError]]
+
+
+class Generation(generation_pb2_grpc.GenerationServiceServicer):
+    """Says one word, then raises what it is given; or streams until it is closed."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.closed = asyncio.Event()
+
+    async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> Words:
+        try:
+            yield generation_pb2.GenerateResponse(text="word")
+            if self.error:
+                raise self.error
+            while True:
+                await asyncio.sleep(0)
+                yield generation_pb2.GenerateResponse(text="x" * 1000)
+        finally:
+            self.closed.set()
+
+    async def CountTokens(
+        self, request: generation_pb2.CountTokensRequest, context: Context
+    ) -> generation_pb2.CountTokensResponse:
+        if self.error:
+            raise self.error
+        return generation_pb2.CountTokensResponse(num_tokens=len(request.text))
+
+    async def ListModels(self, request: generation_pb2.ListModelsRequest, context: Context) -> NoReturn:
+        await context.abort(grpc.StatusCode.DATA_LOSS, "said by the servicer itself")
+
+
+class Executor(executor_pb2_grpc.ExecutorServiceServicer):
+    """Answers each plan with a result of its step, and refuses step 3."""
+
+    async def Execute(self, request_iterator: Plans, context: Context) -> Results:
+        async for request in request_iterator:
+            if request.plan.step == 3:
+                raise errors.FailedPrecondition("another scheduler has taken over")
+            yield executor_pb2.ExecuteResponse(result=executor_pb2.StepResult(step=request.plan.step))
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Starts a server for a servicer and gives a channel to it."""
+    open_ones: list[tuple[GrpcServer, grpc.aio.Channel]] = []
+
+    async def start(generation: Generation | None = None) -> tuple[GrpcServer, grpc.aio.Channel]:
+        server = GrpcServer("127.0.0.1:0", services=[GENERATION, EXECUTOR], max_message_bytes=LIMIT)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation or Generation(), server.server)
+        executor_pb2_grpc.add_ExecutorServiceServicer_to_server(Executor(), server.server)
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{await server.start()}")
+        open_ones.append((server, channel))
+        return server, channel
+
+    yield start
+    for server, channel in open_ones:
+        await channel.close()
+        await server.server.stop(None)
+
+
+async def status_of_unary(channel: grpc.aio.Channel) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await generation_pb2_grpc.GenerationServiceStub(channel).CountTokens(generation_pb2.CountTokensRequest())
+    return failure.value
+
+
+async def status_of_stream(channel: grpc.aio.Channel) -> grpc.aio.AioRpcError:
+    call = generation_pb2_grpc.GenerationServiceStub(channel).Generate(generation_pb2.GenerateRequest())
+    assert (await call.read()).text == "word"
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await call.read()
+    return failure.value
+
+
+@pytest.mark.parametrize("status_of", [status_of_unary, status_of_stream])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.CitybusError("a message"), grpc.StatusCode.INTERNAL),
+        (errors.InvalidRequest("a message"), grpc.StatusCode.INVALID_ARGUMENT),
+        (errors.NotFound("a message"), grpc.StatusCode.NOT_FOUND),
+        (errors.AlreadyExists("a message"), grpc.StatusCode.ALREADY_EXISTS),
+        (errors.Exhausted("a message"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (errors.Unavailable("a message"), grpc.StatusCode.UNAVAILABLE),
+        (errors.FailedPrecondition("a message"), grpc.StatusCode.FAILED_PRECONDITION),
+    ],
+)
+async def test_our_errors_travel_as_their_status(
+    start: Start, status_of: StatusOf, error: Exception, code: grpc.StatusCode
+) -> None:
+    _, channel = await start(Generation(error))
+    with capture_logs() as logged:
+        status = await status_of(channel)
+    assert (status.code(), status.details()) == (code, "a message")
+    assert PUSHBACK_KEY not in dict(status.trailing_metadata())
+    assert logged == []
+
+
+@pytest.mark.parametrize("status_of", [status_of_unary, status_of_stream])
+async def test_anything_else_is_internal_and_logged_without_its_message(start: Start, status_of: StatusOf) -> None:
+    _, channel = await start(Generation(KeyError("words of a prompt")))
+    with capture_logs() as logged:
+        status = await status_of(channel)
+    assert status.code() is grpc.StatusCode.INTERNAL
+    assert status.details() == "internal error; the server's log says more"
+    (line,) = logged
+    method = "CountTokens" if status_of is status_of_unary else "Generate"
+    assert (line["event"], line["log_level"], line["error"]) == ("call failed", "error", "KeyError")
+    assert line["method"] == f"/{GENERATION}/{method}"
+    assert f"in {method}" in line["frames"][-1]
+    assert "words of a prompt" not in str(logged)
+
+
+async def test_a_servicer_may_end_a_call_itself(start: Start) -> None:
+    _, channel = await start()
+    with pytest.raises(grpc.aio.AioRpcError) as failure, capture_logs() as logged:
+        await generation_pb2_grpc.GenerationServiceStub(channel).ListModels(generation_pb2.ListModelsRequest())
+    assert (failure.value.code(), failure.value.details()) == (
+        grpc.StatusCode.DATA_LOSS,
+        "said by the servicer itself",
+    )
+    assert logged == []
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (errors.Unavailable("later", retry_after_s=1.5), "1500"),
+        (errors.Exhausted("later", retry_after_s=0.25), "250"),
+        (errors.InvalidRequest("never", retry_after_s=1.0), None),
+    ],
+)
+async def test_retryable_errors_say_when(start: Start, error: Exception, hint: str | None) -> None:
+    _, channel = await start(Generation(error))
+    for status_of in (status_of_unary, status_of_stream):
+        status = await status_of(channel)
+        assert dict(status.trailing_metadata()).get(PUSHBACK_KEY) == hint
+
+
+async def test_a_message_too_long_for_the_trailers_is_cut(start: Start) -> None:
+    _, channel = await start(Generation(errors.InvalidRequest("ü" * 100_000)))
+    assert (await status_of_unary(channel)).details() == "ü" * 1000
+
+
+async def test_bidirectional_streams_answer_and_fail(start: Start) -> None:
+    _, channel = await start()
+    call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
+    for step in (1, 2):
+        await call.write(executor_pb2.ExecuteRequest(plan=executor_pb2.StepPlan(step=step)))
+        assert (await call.read()).result.step == step
+    await call.write(executor_pb2.ExecuteRequest(plan=executor_pb2.StepPlan(step=3)))
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await call.read()
+    assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_bidirectional_stream_ends_with_the_client(start: Start) -> None:
+    _, channel = await start()
+    call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
+    await call.write(executor_pb2.ExecuteRequest(plan=executor_pb2.StepPlan(step=1)))
+    await call.done_writing()
+    assert [response.result.step async for response in call] == [1]
+    assert await call.code() is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("read", [1, 5])
+async def test_a_cancelled_call_closes_its_servicer(start: Start, read: int) -> None:
+    """Also where the reader is slow and the servicer waits for it, and without a line in the log."""
+    servicer = Generation()
+    _, channel = await start(servicer)
+    call = generation_pb2_grpc.GenerationServiceStub(channel).Generate(generation_pb2.GenerateRequest())
+    for _ in range(read):
+        await call.read()
+    with capture_logs() as logged:
+        await asyncio.sleep(0.2)  # flow control now holds the servicer in its next message
+        call.cancel()
+        await asyncio.wait_for(servicer.closed.wait(), 30)
+    assert logged == []
+
+
+async def test_a_message_over_the_limit_is_refused_and_one_under_it_is_not(start: Start) -> None:
+    _, channel = await start()
+    stub = generation_pb2_grpc.GenerationServiceStub(channel)
+    fits = LIMIT - 4  # tag and three bytes of length
+    assert (await stub.CountTokens(generation_pb2.CountTokensRequest(text="x" * fits))).num_tokens == fits
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await stub.CountTokens(generation_pb2.CountTokensRequest(text="x" * (fits + 1)))
+    assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_health_is_not_serving_until_told(start: Start) -> None:
+    server, channel = await start()
+    stub = health_pb2_grpc.HealthStub(channel)
+    for serving, status in ((None, NOT_SERVING), (True, SERVING), (False, NOT_SERVING), (True, SERVING)):
+        if serving is not None:
+            await server.set_serving(serving)
+        for service in ("", GENERATION, EXECUTOR):
+            assert (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status == status
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await stub.Check(health_pb2.HealthCheckRequest(service="no.such.Service"))
+    assert failure.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_health_can_be_watched(start: Start) -> None:
+    server, channel = await start()
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=GENERATION))
+    assert (await watch.read()).status == NOT_SERVING
+    await server.set_serving(True)
+    assert (await watch.read()).status == SERVING
+
+
+async def test_reflection_describes_every_service() -> None:
+    server = GrpcServer("127.0.0.1:0", services=[GENERATION, EXECUTOR], max_message_bytes=LIMIT)
+    port = await server.start()
+
+    def ask() -> tuple[set[str], list[str]]:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            database = ProtoReflectionDescriptorDatabase(channel)
+            file = database.FindFileContainingSymbol(GENERATION)
+            return set(database.get_services()), [method.name for method in file.service[0].method]
+
+    services, methods = await asyncio.to_thread(ask)
+    await server.server.stop(None)
+    assert services == {GENERATION, EXECUTOR, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    assert methods == ["Generate", "ListModels", "CountTokens"]
+
+
+async def test_a_second_server_on_the_port_cannot_start() -> None:
+    first = GrpcServer("127.0.0.1:0", services=[], max_message_bytes=LIMIT)
+    address = f"127.0.0.1:{await first.start()}"
+    second = GrpcServer(address, services=[], max_message_bytes=LIMIT)
+    with pytest.raises(errors.StartupError) as refusal:
+        await second.start()
+    assert str(refusal.value) == (
+        f"cannot listen on {address}: Address already in use; stop what holds it, or configure another address"
+    )
+    await first.server.stop(None)
+    third = GrpcServer(address, services=[], max_message_bytes=LIMIT)
+    assert f"127.0.0.1:{await third.start()}" == address
+    await third.server.stop(None)
+
+
+async def test_a_port_taken_between_the_check_and_the_start_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows that gRPC itself does not share the port."""
+    first = GrpcServer("127.0.0.1:0", services=[], max_message_bytes=LIMIT)
+    address = f"127.0.0.1:{await first.start()}"
+    monkeypatch.setattr("common.address.check_free", lambda _: None)
+    with pytest.raises(errors.StartupError, match=f"cannot listen on {address}: "):
+        await GrpcServer(address, services=[], max_message_bytes=LIMIT).start()
+    await first.server.stop(None)
+
+
+async def test_a_client_that_keeps_the_connection_alive_is_not_sent_away() -> None:
+    """Four pings without a call: a server with gRPC's defaults answers the third with "too many pings"."""
+    server = GrpcServer("127.0.0.1:0", services=[GENERATION], max_message_bytes=LIMIT)
+    options = [
+        ("grpc.keepalive_time_ms", 2600),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{await server.start()}", options) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 30)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(channel.wait_for_state_change(grpc.ChannelConnectivity.READY), 11)
+        assert channel.get_state() is grpc.ChannelConnectivity.READY
+    await server.server.stop(None)

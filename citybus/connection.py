@@ -47,7 +47,7 @@ def channel_options(keepalive: Keepalive | None) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1_000),
-        ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.enable_http_proxy", 0),  # a proxy meant for the web would also be asked for 127.0.0.1
     ]
     if keepalive is not None:

@@ -1,0 +1,178 @@
+"""`citybus serve`: the executor and the scheduler as two child processes, and a first answer as proof."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+from citybus.async_client import AsyncClient
+from citybus.cli.model import add_models_dir, store_of
+from citybus.cli.options import failures
+from citybus.cli.output import describe, write_answer
+from citybus.cli.status import DEFAULT_ADMIN_ADDRESS
+from citybus.connection import DEFAULT_ADDRESS
+from citybus.failure import Failure
+from citybus.messages import RequestOptions
+from citybus.models.store import DEFAULT_ALIAS
+from citybus.supervisor.child import Service
+from citybus.supervisor.supervisor import Supervisor
+
+PROMPT = "What is the capital of France?"
+NEXT_PROMPT = "Write a short poem about a bus."
+
+_PASSED_ON = {
+    "executor": ("dtype", "kv_cache_memory", "num_threads", "max_sequences"),
+    "scheduler": ("policy", "drain_grace"),
+}
+_EXECUTOR_GRACE_S = 10.0
+_SCHEDULER_MARGIN_S = 5.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add = parser.add_argument
+    add(
+        "--model",
+        default=DEFAULT_ALIAS,
+        metavar="NAME|PATH|default",
+        help="a model of 'citybus model list', or a folder in Hugging Face layout, written with a slash (default: "
+        f"{DEFAULT_ALIAS})",
+    )
+    add_models_dir(parser)
+    for flag, address, of in _ADDRESSES:
+        add(flag, metavar="HOST:PORT", default=address, help=f"where {of} listens (default: {address})")
+    add(
+        "--dtype",
+        choices=("auto", "bfloat16", "float32"),
+        help="number format of the weights (default: the executor's)",
+    )
+    add("--kv-cache-memory", metavar="MIB", help="memory for keys and values, in MiB (default: the executor's)")
+    add("--num-threads", metavar="N", help="threads that compute (default: the executor's)")
+    add("--max-sequences", metavar="N", help="most sequences in a step (default: the executor's)")
+    add("--policy", help="scheduling policy: fcfs or priority (default: the scheduler's)")
+    add("--drain-grace", metavar="SECONDS", type=float, default=30.0, help=_GRACE_HELP)
+    add("--start-timeout", metavar="SECONDS", type=float, default=600.0, help=_START_HELP)
+    for service in ("executor", "scheduler"):
+        add(f"--{service}-arg", metavar="ARG", action="append", default=[], help=_arg_help(service))
+    add("--verbose", action="store_true", help="show the whole logs of both, not only warnings and errors")
+    parser.set_defaults(run=run)
+
+
+_ADDRESSES = (
+    ("--listen", DEFAULT_ADDRESS, "the scheduler"),
+    ("--admin-listen", DEFAULT_ADMIN_ADDRESS, "the scheduler's admin service"),
+    ("--executor-listen", "127.0.0.1:50061", "the executor"),
+)
+_GRACE_HELP = "how long requests may go on after Ctrl-C or SIGTERM, in seconds (default: 30)"
+_START_HELP = "how long each of them may take to become healthy, in seconds (default: 600)"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    model = store_of(args).find(args.model)
+    for flag, _, of in _ADDRESSES:
+        _check_free(getattr(args, flag.removeprefix("--").replace("-", "_")), flag, of)
+    asyncio.run(_serve(args, model))
+    return 0
+
+
+async def _serve(args: argparse.Namespace, model: Path) -> None:
+    _say(f"starting the executor and the scheduler for {model.name}")
+    supervisor = Supervisor(
+        (_executor(args, model), _scheduler(args, model)),
+        _say,
+        start_timeout_s=args.start_timeout,
+        verbose=args.verbose,
+    )
+    await supervisor.run(lambda: _prove(args.listen))
+    _say("ended")
+
+
+def _executor(args: argparse.Namespace, model: Path) -> Service:
+    module = ("executor_svc", f"--model={model}", f"--listen={args.executor_listen}")
+    return Service(
+        "executor",
+        (*module, *_passed_on("executor", args), *args.executor_arg),
+        _reachable(args.executor_listen),
+        _EXECUTOR_GRACE_S,
+    )
+
+
+def _scheduler(args: argparse.Namespace, model: Path) -> Service:
+    addresses = (f"--listen={args.listen}", f"--admin-listen={args.admin_listen}")
+    module = ("scheduler_svc", f"--model={model}", *addresses, f"--executor={_reachable(args.executor_listen)}")
+    return Service(
+        "scheduler",
+        (*module, *_passed_on("scheduler", args), *args.scheduler_arg),
+        _reachable(args.listen),
+        args.drain_grace + _SCHEDULER_MARGIN_S,
+    )
+
+
+def _passed_on(service: str, args: argparse.Namespace) -> list[str]:
+    given = {name: getattr(args, name) for name in _PASSED_ON[service]}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+
+
+async def _prove(listen: str) -> None:
+    """Have the model answer a question, and say how to send the next one."""
+    address = _reachable(listen)
+    with failures(address):
+        async with AsyncClient(address) as client:
+            chat = (await client.models())[0].has_chat_template
+            options: RequestOptions = {"messages": [{"role": "user", "content": PROMPT}]} if chat else {}
+            options |= {"temperature": 0.0, "max_tokens": 64}
+            _say(f"\n> {PROMPT}")
+            async with client.generate(None if chat else PROMPT, **options) as stream:
+                async for delta in stream:
+                    write_answer(delta.text)
+                _say(f"\n({describe(stream.finish)})\n")
+    elsewhere = "" if address == DEFAULT_ADDRESS else f" --address {address}"
+    _say(f"serving on {listen} until Ctrl-C; send another prompt from a second terminal:")
+    _say(f'  {_this_command()} generate "{NEXT_PROMPT}"{elsewhere}')
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # a server goes on where nobody reads what it says
+        print(line, flush=True)
+
+
+def _this_command() -> str:
+    """How the user calls this program."""
+    script = Path(sys.argv[0])
+    if script.name == "__main__.py":
+        return f"{sys.executable} -m citybus"
+    return script.name if shutil.which(script.name) == str(script) else str(script)
+
+
+def _reachable(listen: str) -> str:
+    """The address under which this machine reaches a server that listens on `listen`."""
+    host, _, port = listen.rpartition(":")
+    return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}"
+
+
+def _check_free(address: str, flag: str, of: str) -> None:
+    """Try to listen where a child will. Raises `Failure`."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise Failure(f"{flag} {address!r} is not an address: expected host:port, such as {DEFAULT_ADDRESS}")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        family, kind, protocol, _, resolved = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(resolved)
+            probe.listen()
+    except OSError as error:
+        raise Failure(
+            f"{of} cannot listen on {address} ({error.strerror}): stop what does, or choose another with {flag}"
+        ) from error
+
+
+def _arg_help(service: str) -> str:
+    return f"any other option of the {service}, as --{service}-arg=--flag=value; may be repeated (default: none)"

@@ -1,4 +1,4 @@
-"""The command line: `citybus serve | generate | chat | status | model`.
+"""The command line: `citybus serve | generate | chat | status | health | model`.
 
 Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": "send one prompt and print the answer as it is made",
     "chat": "talk with the model",
     "status": "show seats, queue, KV pool and tokens per second of a scheduler",
+    "health": "say with the exit code whether a scheduler or an executor is healthy",
     "model": "add, list and find models",
 }
 

@@ -1,0 +1,33 @@
+"""`citybus health`: does a service of ours, scheduler or executor, serve? Containers are checked with it."""
+
+from __future__ import annotations
+
+import argparse
+
+from citybus.cli.options import add_address
+from citybus.client import Client
+from citybus.errors import Unavailable
+from citybus.failure import Failure
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_address(parser)
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=3.0,
+        metavar="SECONDS",
+        help="seconds to wait until it is healthy (default: 3)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return once the service is healthy. Raises `Failure` where it is not in time."""
+    try:
+        with Client(args.address) as client:
+            client.wait_ready(args.timeout)
+    except Unavailable as error:
+        raise Failure(str(error)) from error
+    return 0

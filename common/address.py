@@ -33,3 +33,8 @@ def cannot_listen(address: str, error: OSError) -> StartupError:
     return StartupError(
         f"cannot listen on {address}: {error.strerror}; stop what holds it, or configure another address"
     )
+
+
+def with_port(address: str, port: int) -> str:
+    """The address with the port that was bound for it."""
+    return f"{address.rsplit(':', 1)[0]}:{port}"

@@ -72,11 +72,9 @@ class Session:
     async def _guarded(self, operation: Awaitable[_Answer]) -> _Answer:
         try:
             return await operation
-        except grpc.aio.AioRpcError as error:
-            superseded = error.code() is grpc.StatusCode.FAILED_PRECONDITION
-            raise (Fenced if superseded else SessionLost)(_say(error)) from error
-        except asyncio.InvalidStateError as error:  # a write to a call that has ended; reading tells how
-            raise SessionLost(_say(error)) from error
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:  # the latter: a write to an ended call
+            superseded = await self._call.code() is grpc.StatusCode.FAILED_PRECONDITION
+            raise (Fenced if superseded else SessionLost)(f"{await self._call.details()}") from error
 
 
 class ExecutorClient:

@@ -15,6 +15,9 @@ from citybus.messages import RequestOptions
 _REQUEST_OPTIONS = tuple(name for name in RequestOptions.__annotations__ if name not in ("messages", "token_ids"))
 
 
+_STOP_TOKEN_HELP = "token id that ends the answer; may be repeated (default: the model's own)"
+
+
 def add_address(parser: argparse.ArgumentParser) -> None:
     """The option that says where the scheduler listens."""
     parser.add_argument(
@@ -36,7 +39,7 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
     add("--min-p", type=float, metavar="P", help="drop tokens below this share of the likeliest (default: 0, off)")
     add("--seed", type=int, metavar="N", help="same seed, same tokens (default: a fresh one)")
     add("--stop", action="append", metavar="TEXT", help="text that ends the answer; may be repeated (default: none)")
-    add("--stop-token-id", dest="stop_token_ids", action="append", type=int, metavar="ID", help="token id that ends it")
+    add("--stop-token-id", dest="stop_token_ids", action="append", type=int, metavar="ID", help=_STOP_TOKEN_HELP)
     add("--ignore-eos", action="store_true", help="go on past the model's own end tokens (default: no)")
     add("--keep-special-tokens", dest="skip_special_tokens", action="store_false", help="show them (default: no)")
     add("--priority", type=int, metavar="N", help='-1000 to 1000, under the "priority" policy (default: 0)')

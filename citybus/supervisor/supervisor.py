@@ -93,7 +93,7 @@ class Supervisor:
             raise Failure(f"{ended}{_quote(child.last_words)}")
         if deaths >= MAX_DEATHS:
             raise Failure(f"{ended}, {deaths} times within {DEATHS_WINDOW_S:g} s{_quote(child.last_words)}")
-        self._say(f"{ended}: starting it again")
+        self._say(f"{ended}{_quote(child.last_words)}: starting it again")
 
     async def _announce(self, child: Child) -> None:
         started = time.monotonic()

@@ -1,0 +1,172 @@
+"""The supervisor over services that misbehave on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from citybus.failure import Failure
+from citybus.supervisor import supervisor as module
+from citybus.supervisor.child import Service
+from citybus.supervisor.log_lines import LogLine, parse
+from citybus.supervisor.supervisor import Supervisor
+
+FIRST, SECOND = "engine", "gate"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Stage:
+    """Two stand-ins under a supervisor, and what was said of them."""
+
+    journal: Path
+    said: list[str] = field(default_factory=list)
+    ports: dict[str, int] = field(default_factory=lambda: {FIRST: free_port(), SECOND: free_port()})
+
+    def supervisor(
+        self, first: tuple[str, ...] = (), second: tuple[str, ...] = (), *, grace_s: float = 30.0, start_s: float = 60.0
+    ) -> Supervisor:
+        services = [self._service(FIRST, first, grace_s), self._service(SECOND, second, grace_s)]
+        return Supervisor(services, self.said.append, start_timeout_s=start_s, verbose=False)
+
+    def _service(self, name: str, flags: tuple[str, ...], grace_s: float) -> Service:
+        arguments = (str(self.ports[name]), str(self.journal), *flags)
+        return Service(name, ("stand_in", *arguments), f"127.0.0.1:{self.ports[name]}", grace_s)
+
+    def events(self) -> list[tuple[int, str, str]]:
+        """Pid, service and what happened, in order."""
+        names = {str(port): name for name, port in self.ports.items()}
+        lines = self.journal.read_text().splitlines() if self.journal.exists() else []
+        return [(int(pid), names[port], what) for pid, port, what in map(str.split, lines)]
+
+    def assert_nothing_runs(self) -> None:
+        for pid, _, _ in self.events():
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    return Stage(tmp_path / "journal")
+
+
+async def nothing() -> None:
+    pass
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def test_signal_drains_the_last_service_first(stage: Stage) -> None:
+    await stage.supervisor().run(terminate)
+    assert sorted(name for _, name, what in stage.events() if what == "started") == [FIRST, SECOND]
+    assert [name for _, name, what in stage.events() if what == "ended"] == [SECOND, FIRST]
+    assert any(line.startswith(f"the {FIRST} is healthy after ") for line in stage.said)
+    assert stage.said[-1] == "draining: requests that run are finished; Ctrl-C again ends them at once"
+    stage.assert_nothing_runs()
+
+
+async def test_warnings_of_the_log_are_shown(stage: Stage) -> None:
+    async def when_up() -> None:
+        await until(lambda: sum(": odd port=" in line for line in stage.said) == 2)
+        await terminate()
+
+    await stage.supervisor().run(when_up)
+    assert f"{FIRST}: odd port={stage.ports[FIRST]}" in stage.said
+
+
+async def test_service_that_dies_at_its_start_ends_everything(stage: Stage) -> None:
+    with pytest.raises(Failure) as failure:
+        await stage.supervisor(first=("--sick", "--dies", "/")).run(nothing)
+    assert str(failure.value) == f"the {FIRST} ended while it started (exit code 3): boom: set --frob to 3"
+    assert f"{FIRST}: first line of the trace" in stage.said
+    assert not any("boom" in line for line in stage.said)
+    stage.assert_nothing_runs()
+
+
+async def test_service_that_is_killed_later_is_started_again(stage: Stage) -> None:
+    async def when_up() -> None:
+        os.kill(next(pid for pid, name, _ in stage.events() if name == FIRST), signal.SIGKILL)
+        await until(lambda: sum(line.startswith(f"the {FIRST} is healthy") for line in stage.said) == 2)
+        await terminate()
+
+    await stage.supervisor().run(when_up)
+    assert f"the {FIRST} ended (killed by SIGKILL): odd port={stage.ports[FIRST]}: starting it again" in stage.said
+    assert [name for _, name, what in stage.events() if what == "started"].count(SECOND) == 1
+    stage.assert_nothing_runs()
+
+
+async def test_service_that_dies_again_and_again_ends_everything(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_BACKOFF_S", 0.01)
+    fatal = stage.journal.with_name("fatal")
+
+    async def when_up() -> None:
+        fatal.touch()
+
+    with pytest.raises(Failure, match=f"the {SECOND} ended .*3 times within 60 s: boom: set --frob to 3"):
+        await stage.supervisor(second=("--dies", str(fatal))).run(when_up)
+    assert [name for _, name, what in stage.events() if what == "started"].count(SECOND) == 3
+    stage.assert_nothing_runs()
+
+
+async def test_service_that_never_turns_healthy_ends_everything(stage: Stage) -> None:
+    with pytest.raises(Failure, match=f"the {SECOND} was not healthy within 1 s"):
+        await stage.supervisor(second=("--sick",), start_s=1.0).run(nothing)
+    stage.assert_nothing_runs()
+
+
+async def test_service_that_ignores_the_end_is_killed_after_its_grace(stage: Stage) -> None:
+    await stage.supervisor(second=("--deaf",), grace_s=0.2).run(terminate)
+    assert f"the {SECOND} did not end within 0.2 s: killing it" in stage.said
+    stage.assert_nothing_runs()
+
+
+async def test_second_signal_kills_at_once(stage: Stage) -> None:
+    async def when_up() -> None:
+        asyncio.get_running_loop().call_later(0.2, os.kill, os.getpid(), signal.SIGINT)
+        await terminate()
+
+    started = time.monotonic()
+    await stage.supervisor(second=("--deaf",), grace_s=300.0).run(when_up)
+    assert time.monotonic() - started < 200
+    stage.assert_nothing_runs()
+
+
+async def test_failed_proof_ends_everything(stage: Stage) -> None:
+    async def fail() -> None:
+        raise Failure("no answer")
+
+    with pytest.raises(Failure, match="no answer"):
+        await stage.supervisor().run(fail)
+    assert [name for _, name, what in stage.events() if what == "ended"] == [SECOND, FIRST]
+    stage.assert_nothing_runs()
+
+
+def test_log_lines_are_made_readable() -> None:
+    line = '{"event": "slow step", "level": "warning", "service": "executor", "timestamp": "now", "ms": 7}'
+    assert parse(line) == LogLine("warning", "slow step ms=7")
+    assert not parse('{"event": "serving", "level": "info"}').matters
+    for plain in ("Traceback (most recent call last):", "17", '{"level": "info"}', "[1, 2"):
+        assert parse(plain) == LogLine(None, plain)
+        assert parse(plain).matters

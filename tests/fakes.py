@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from typing import Any
 
 from common.step import (
     ExecutorInfo,
@@ -254,8 +255,9 @@ class FakeExecutor:
         self._hashes.pop(block_id, None)
 
 
-def restarted(executor: FakeExecutor) -> FakeExecutor:
-    """The same executor after a crash: another epoch, nothing resident."""
+def restarted(executor: FakeExecutor, **changes: int) -> FakeExecutor:
+    """The same executor after a crash: another epoch, nothing resident, and `changes` to its facts."""
     number = int(executor.info.epoch[-5:]) + 1
-    info = replace(executor.info, epoch=f"fake-epoch-{number:05}".encode())
+    facts: dict[str, Any] = {"epoch": f"fake-epoch-{number:05}".encode()} | changes
+    info = replace(executor.info, **facts)
     return FakeExecutor(info, executor.script, executor.fail, executor.step_time_s)

@@ -1,0 +1,234 @@
+"""Drives the scheduler core against the fake executor, and checks everything after every operation."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from common.step import ExecutorInfo, Sampling, StepPlan, StepResult
+from scheduler_svc.core.policy import Policy
+from scheduler_svc.core.request import FinishReason, NeverFits, Outcome, Request, SequenceUpdate
+from scheduler_svc.core.scheduler import Scheduler
+from tests.fakes import INFO, FakeExecutor, Script, reference_output, restarted
+from tests.scheduler.core.audit import Audit
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def request(sequence_id: int, prompt: Iterable[int], **options: Any) -> Request:
+    """A greedy request that arrives at 0, unless `options` say otherwise."""
+    settings: dict[str, Any] = {"sampling": GREEDY, "arrival": 0.0} | options
+    return Request(sequence_id=sequence_id, prompt=tuple(prompt), **settings)
+
+
+class Driver:
+    """A scheduler, an executor, and what both have said so far.
+
+    `plans` are those in flight: a plan is executed when its result is delivered. `tokens` and `outcomes` are what the
+    owner of a sequence has heard.
+    """
+
+    def __init__(
+        self, info: ExecutorInfo = INFO, policy: Policy | None = None, window: int = 2, script: Script | None = None
+    ) -> None:
+        self.executor = FakeExecutor(info, script)
+        term = self.executor.open(info.epoch, False)
+        self.scheduler = Scheduler(info, policy or Policy(), term=term, window=window)
+        self.window = window
+        self.now = 0.0
+        self.plans: deque[StepPlan] = deque()
+        self.requests: dict[int, Request] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        self.audit = Audit(info, window)
+        self._max_output: dict[int, int] = {}
+        self._ended_by_us: dict[int, FinishReason] = {}
+
+    @property
+    def live(self) -> list[int]:
+        """Sequences without an outcome."""
+        return [key for key in self.requests if key not in self.outcomes]
+
+    # Operations
+
+    def add(self, new: Request) -> bool:
+        """Queue a request; False where it is refused, which must be because it can never fit."""
+        room = self._capacity() - len(new.prompt)
+        try:
+            self.scheduler.add(new)
+        except NeverFits:
+            assert room < 1
+            return False
+        assert room >= 1
+        self.requests[new.sequence_id] = new
+        self.tokens[new.sequence_id] = []
+        self._max_output[new.sequence_id] = min(room, new.max_tokens or room)
+        self.audit.salts[new.sequence_id] = new.cache_salt
+        self.check()
+        return True
+
+    def cancel(self, sequence_id: int) -> None:
+        """Cancel: without effect a second time, after the end, and for a sequence nobody knows."""
+        self._end([sequence_id], FinishReason.CANCELLED)
+        self._hear(self.scheduler.cancel(sequence_id, self.now))
+
+    def stop(self, sequence_id: int, keep: int) -> None:
+        """End it with its first `keep` tokens, as the frontend does where a stop text was found."""
+        self._end([sequence_id], FinishReason.STOP)
+        self._hear(self.scheduler.stop(sequence_id, keep, self.now))
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass, and end who is late."""
+        self.now += seconds
+        late = [key for key in self.live if (end := self.requests[key].deadline) is not None and end <= self.now]
+        self._end(late, FinishReason.DEADLINE)
+        self._hear(self.scheduler.expire(self.now))
+
+    def schedule(self) -> StepPlan | None:
+        """Make the next plan."""
+        plan = self.scheduler.schedule(self.now)
+        if plan is not None:
+            self.audit.on_plan(plan)
+            self.plans.append(plan)
+            held = self.scheduler.snapshot().pool.held
+            assert len(self.audit.held) <= held <= len(self.audit.held | self.audit.fenced), "held by nobody"
+        self.check()
+        return plan
+
+    def deliver(self) -> StepResult | None:
+        """Execute the oldest plan in flight, and apply its result."""
+        if not self.plans:
+            return None
+        plan = self.plans.popleft()
+        result = self.executor.step(plan)
+        self.audit.on_result(plan.step)
+        if result.error is not None:
+            rows = [row.sequence_id for row in plan.new_sequences] + [row.sequence_id for row in plan.scheduled]
+            self._end(rows, FinishReason.ERROR)
+        self._hear(self.scheduler.apply(result, self.now))
+        if result.error is not None:
+            self.reconnect()
+        return result
+
+    def fail_next(self) -> None:
+        """The next step that computes anything fails."""
+        reasons = iter(["out of memory"])
+        self.executor.fail = lambda plan: next(reasons, None) if plan.num_tokens else None
+
+    def reconnect(self) -> None:
+        """The session broke: plans in flight get no results, and the executor drops what it has."""
+        self.plans.clear()
+        info = self.executor.info
+        salts = self.audit.salts
+        self.audit = Audit(info, self.window, salts=salts)
+        self._hear(self.scheduler.reset(info, self.executor.open(info.epoch, False), self.now))
+
+    def restart(self, **changes: int) -> None:
+        """The executor crashed and is back, perhaps with another capacity."""
+        self.executor = restarted(self.executor, **changes)
+        for key in self.live:
+            room = self._capacity() - len(self.requests[key].prompt)
+            self._max_output[key] = min(self._max_output[key], room)
+        self._end([key for key in self.live if len(self.tokens[key]) >= self._max_output[key]], FinishReason.ERROR)
+        self.reconnect()
+
+    def step(self) -> bool:
+        """Fill the window, then deliver one result; False where there was nothing to do."""
+        while self.schedule() is not None:
+            pass
+        return self.deliver() is not None
+
+    def drain(self) -> None:
+        """Run until everybody has an outcome and the executor knows; then all must be as in the beginning."""
+        work = sum(len(self.requests[key].prompt) + self._max_output[key] for key in self.live)
+        bound = 2 * len(self.live) * work + 10
+        steps = 0
+        while self.step():
+            steps += 1
+            assert steps <= bound, f"not done after {bound} steps"
+        assert not self.live, "work waits, and nothing is done"
+        self.check_idle()
+        for sequence_id in self.requests:
+            self.check_outcome(sequence_id)
+
+    # Checks
+
+    def check(self) -> None:
+        """What must hold at any moment."""
+        self.scheduler.check_invariants()
+        snapshot = self.scheduler.snapshot()
+        pool = snapshot.pool
+        assert pool.free + pool.cached + pool.held == self.executor.info.num_blocks
+        assert snapshot.running + snapshot.waiting == len(self.live)
+        assert 0 <= snapshot.tokens_held <= pool.held * self.executor.info.block_size
+
+    def check_idle(self) -> None:
+        """Running = waiting = held = 0, and the executor holds nobody."""
+        snapshot = self.scheduler.snapshot()
+        assert (snapshot.running, snapshot.waiting, snapshot.pool.held, snapshot.tokens_held) == (0, 0, 0, 0)
+        assert not self.scheduler.has_work
+        assert not self.executor.sequences
+
+    def check_outcome(self, sequence_id: int) -> None:
+        """Its tokens are REF's, it ended where REF ends or where it was ended, and its numbers add up."""
+        asked, tokens, outcome = self.requests[sequence_id], self.tokens[sequence_id], self.outcomes[sequence_id]
+        expected = self.reference(sequence_id)
+        assert tuple(tokens) == expected[: len(tokens)], f"sequence {sequence_id} left REF"
+        stopped = bool(tokens) and tokens[-1] in asked.stop_token_ids
+        reason = self._ended_by_us.get(sequence_id)
+        if reason is None:
+            assert len(tokens) == len(expected)
+            reason = FinishReason.STOP if stopped else FinishReason.LENGTH
+            assert outcome.stop_token_id == (tokens[-1] if stopped else None)
+        assert outcome.reason is reason
+        assert (outcome.error is not None) == (reason is FinishReason.ERROR)
+        assert outcome.num_output_tokens == len(tokens)
+        assert outcome.num_prompt_tokens == len(asked.prompt)
+        assert 0 <= outcome.num_cached_tokens < len(asked.prompt)
+        self._check_times(outcome, bool(tokens))
+
+    @staticmethod
+    def _check_times(outcome: Outcome, drew: bool) -> None:
+        times = [outcome.queued_s, outcome.first_token_s, outcome.total_s]
+        known = [time for time in times if time is not None]
+        assert known == sorted(known)
+        assert not drew or None not in times
+
+    def reference(self, sequence_id: int) -> tuple[int, ...]:
+        """All of REF: up to the first stop token, or as far as it may go."""
+        asked = self.requests[sequence_id]
+        output = reference_output(
+            asked.prompt,
+            max(self._max_output[sequence_id], len(self.tokens[sequence_id])),
+            asked.sampling,
+            self.executor.info.vocab_size,
+            self.executor.script,
+        )
+        ends = [index for index, token in enumerate(output) if token in asked.stop_token_ids]
+        return output[: ends[0] + 1] if ends else output
+
+    # Bookkeeping
+
+    def _capacity(self) -> int:
+        info = self.executor.info
+        return min(info.max_model_len, info.num_blocks * info.block_size)
+
+    def _end(self, sequence_ids: Iterable[int], reason: FinishReason) -> None:
+        live = set(self.live)
+        self._ended_by_us |= {key: reason for key in sequence_ids if key in live}
+
+    def _hear(self, updates: list[SequenceUpdate]) -> None:
+        for update in updates:
+            assert update.sequence_id not in self.outcomes, "news after the outcome"
+            tokens = self.tokens[update.sequence_id]
+            if self._ended_by_us.get(update.sequence_id) is FinishReason.STOP:
+                del tokens[update.first_index :]
+            assert update.first_index == len(tokens), "a gap or a repeat"
+            assert update.token_ids or update.outcome is not None, "an update without news"
+            tokens += update.token_ids
+            if update.outcome is not None:
+                self.outcomes[update.sequence_id] = update.outcome
+        ended = [key for key in self._ended_by_us if key not in self.outcomes]
+        assert not ended, f"{ended} should have ended"
+        self.check()

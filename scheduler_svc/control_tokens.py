@@ -1,6 +1,8 @@
 """The spellings of control tokens in text: how a template's are told from a caller's.
 
-Both marks used here are made of noncharacters and a random number of this process, so that no caller can write one.
+The marks used here are made of noncharacters and random numbers of this process, so that no caller can write one. The
+two numbers are independent: a template may quote a message, break marks and all, to the caller it refuses, and whoever
+knows the break mark still cannot write a stand-in.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ class ControlSpellings:
     """
 
     def __init__(self, control: Sequence[str]) -> None:
-        nonce = secrets.randbits(64)
-        self.break_mark = f"\ufdd0{nonce}\ufdd1"
-        self.stand_ins = {spelling: f"\ufdd0{nonce}.{rank}\ufdd1" for rank, spelling in enumerate(control)}
+        secret = secrets.randbits(64)
+        self.break_mark = f"\ufdd0{secrets.randbits(64)}\ufdd1"
+        self.stand_ins = {spelling: f"\ufdd2{secret}.{rank}\ufdd3" for rank, spelling in enumerate(control)}
         longest_first = sorted(control, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._longest = max(map(len, control), default=0)

@@ -106,9 +106,12 @@ class PromptEncoder:
     def _encode_chat(self, messages: Sequence[Message], max_model_len: int) -> tuple[int, ...]:
         if self._template is None:
             raise InvalidRequest("chat: the model has no chat template; send the prompt as text or tokens")
-        shield = self.tokenizer.shield
-        rendered = self._template.render([{"role": turn.role, "content": shield(turn.content)} for turn in messages])
-        self._refuse_oversize(self.tokenizer.unshield(rendered), ChatPrompt.field, max_model_len)
+        shield, unshield = self.tokenizer.shield, self.tokenizer.unshield
+        try:
+            rendered = self._template.render([{"role": each.role, "content": shield(each.content)} for each in messages])
+        except InvalidRequest as error:
+            raise InvalidRequest(unshield(str(error))) from error
+        self._refuse_oversize(unshield(rendered), ChatPrompt.field, max_model_len)
         return tuple(self.tokenizer.encode_rendered(rendered))
 
     def _refuse_oversize(self, text: str, field: str, max_model_len: int) -> None:

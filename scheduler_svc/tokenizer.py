@@ -96,8 +96,8 @@ def _add_stand_ins(backend: BackendTokenizer, spellings: ControlSpellings) -> Ma
     tokens = [AddedToken(spellings.break_mark, normalized=False)]
     for token in backend.get_added_tokens_decoder().values():
         if (stand_in := spellings.stand_ins.get(token.content)) is not None:
-            flags = {"lstrip": token.lstrip, "rstrip": token.rstrip, "single_word": token.single_word}
-            tokens.append(AddedToken(stand_in, normalized=False, **flags))
+            # `single_word` is left out: a token that the template writes is meant, whatever stands beside it.
+            tokens.append(AddedToken(stand_in, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False))
     backend.add_tokens(tokens)
     backend.encode_special_tokens = True
     return {token.content: token_id for token_id, token in backend.get_added_tokens_decoder().items()}

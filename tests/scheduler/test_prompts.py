@@ -1,0 +1,146 @@
+"""Prompts of every kind to token ids: what is refused, and that the event loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as BackendTokenizer
+
+from common.errors import InvalidRequest
+from scheduler_svc.chat_template import ChatTemplate
+from scheduler_svc.model_files import read_model_files
+from scheduler_svc.prompts import ChatPrompt, Message, Prompt, PromptEncoder, TextPrompt, TokenPrompt, check_room
+from scheduler_svc.tokenizer import Tokenizer
+from tests.scheduler.text_folders import BOS, CHATML, IM_END, IM_START, byte_level, write_folder
+
+VOCAB, CONTEXT = 266, 64
+
+Make = Callable[..., PromptEncoder]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[PromptEncoder] = []
+
+    def make_encoder(
+        backend: BackendTokenizer | None = None, chat_template: str | None = CHATML, max_seconds: float = 2.0
+    ) -> PromptEncoder:
+        files = read_model_files(write_folder(tmp_path, backend, chat_template=chat_template))
+        source = files.chat_template
+        template = ChatTemplate(source, files.special_tokens, max_seconds=max_seconds) if source else None
+        made.append(PromptEncoder(Tokenizer(files), template))
+        return made[-1]
+
+    yield make_encoder
+    for encoder in made:
+        encoder.close()
+
+
+def chat(*contents: str) -> ChatPrompt:
+    return ChatPrompt(tuple(Message("user", content) for content in contents))
+
+
+async def refusal(encoder: PromptEncoder, prompt: Prompt, *, vocab_size: int = VOCAB) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        await encoder.encode(prompt, vocab_size, CONTEXT)
+    return str(caught.value)
+
+
+async def test_each_kind_of_prompt(make: Make) -> None:
+    encoder = make()
+    assert await encoder.encode(TextPrompt("hi"), VOCAB, CONTEXT) == (BOS, 104, 105)
+    assert await encoder.encode(TokenPrompt((5, 265)), VOCAB, CONTEXT) == (5, 265)
+    turn = (IM_START, *b"user\nhi", IM_END, *b"\n", IM_START, *b"assistant\n")
+    assert await encoder.encode(chat("hi"), VOCAB, CONTEXT) == turn
+    assert encoder.has_chat_template
+
+
+async def test_long_text_is_encoded_whole(make: Make) -> None:
+    text = "ab" * 2500
+    assert await make().encode(TextPrompt(text), VOCAB, 10_000) == (BOS, *text.encode())
+
+
+async def test_F13_empty_prompt(make: Make) -> None:
+    without_bos = make(byte_level(bos=False), "{{ messages[0].content }}")
+    assert await refusal(without_bos, TextPrompt("")) == "text: the prompt is empty; it must have at least one token"
+    assert (await refusal(without_bos, TokenPrompt(()))).startswith("tokens: the prompt is empty")
+    assert (await refusal(without_bos, chat(""))).startswith("chat: the model's template makes an empty prompt")
+    assert await make().encode(TextPrompt(""), VOCAB, CONTEXT) == (BOS,)
+
+
+async def test_F09_token_ids_outside_the_vocabulary(make: Make) -> None:
+    encoder = make()
+    for outside in (VOCAB, VOCAB + 1, 2**31, 2**32 - 1):
+        expected = f"tokens: token id {outside} is over 265, the model's largest"
+        assert await refusal(encoder, TokenPrompt((1, outside, 2))) == expected
+    assert await encoder.encode(TokenPrompt((0, VOCAB - 1)), VOCAB, CONTEXT) == (0, VOCAB - 1)
+
+
+async def test_tokenizer_with_more_tokens_than_the_model(make: Make) -> None:
+    assert await refusal(make(), TextPrompt("a<think>"), vocab_size=260) == (
+        "text: token id 260 is over 259, the model's largest"
+    )
+
+
+async def test_F48_chat_without_a_template_while_text_still_works(make: Make) -> None:
+    encoder = make(chat_template=None)
+    assert not encoder.has_chat_template
+    assert await refusal(encoder, chat("hi")) == (
+        "chat: the model has no chat template; send the prompt as text or tokens"
+    )
+    assert await encoder.encode(TextPrompt("hi"), VOCAB, CONTEXT) == (BOS, 104, 105)
+
+
+async def test_refusal_that_quotes_a_message_has_no_marks_in_it(make: Make) -> None:
+    encoder = make(chat_template="{{ raise_exception('no: ' + messages[0].content) }}")
+    assert await refusal(encoder, chat("<|im_end|><")) == (
+        "chat: the model's template refuses this conversation: no: <|im_end|><"
+    )
+
+
+@pytest.mark.parametrize("kind", [TextPrompt, chat])
+async def test_F41_text_that_cannot_fit_is_refused_by_its_size(make: Make, kind: Callable[[str], Prompt]) -> None:
+    encoder = make(chat_template="{{ messages[0].content }}")
+    bound = CONTEXT * len("<|im_start|>")
+    assert len(await encoder.encode(kind("x" * bound), VOCAB, CONTEXT)) >= bound
+    expected = f": {bound + 1} bytes cannot fit the model's context of 64 tokens"
+    assert (await refusal(encoder, kind("x" * (bound + 1)))).endswith(expected)
+    assert (await refusal(encoder, kind("é" * (bound // 2) + "x"))).endswith(expected)
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 640])
+def test_F15_prompt_at_the_limit(length: int) -> None:
+    if length == 63:
+        check_room(length, 64)
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        check_room(length, 64)
+    assert str(caught.value) == (
+        f"the prompt has {length} tokens and the model's context is 64, which leaves no room for an answer: "
+        "shorten it to at most 63 tokens"
+    )
+
+
+async def test_F56_event_loop_goes_on_while_a_template_runs_away(make: Make) -> None:
+    loops = "{% for a in r %}{% for b in r %}{% for c in r %}{% endfor %}{% endfor %}{% endfor %}"
+    encoder = make(chat_template="{% set r = range(90000) %}" + loops, max_seconds=0.3)
+    running = asyncio.create_task(refusal(encoder, chat("hi")))
+    turns = 0
+    while not running.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert "takes longer than 0.3 s" in running.result()
+    assert turns > 10
+
+
+async def test_F41_event_loop_goes_on_while_a_long_text_is_encoded(make: Make) -> None:
+    running = asyncio.create_task(make().encode(TextPrompt("the quick brown fox " * 25_000), VOCAB, 10**6))
+    turns = 0
+    while not running.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert len(running.result()) > 400_000
+    assert turns > 10

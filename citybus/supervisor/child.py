@@ -96,7 +96,7 @@ class Child:
                 continue
             if not line:
                 return
-            self._take(parse(line.rstrip()))
+            self._take(parse(line.rstrip().removeprefix(f"{self.service.name}: ")))
 
     def _take(self, line: LogLine) -> None:
         """Show a line of the log at once, and a plain one when the next line comes: the last one says why it ended."""

@@ -21,7 +21,6 @@ class RequestMeter:
         self._clock = clock
         self._arrival = arrival
         self._last_token: float | None = None
-        metrics.prompt_tokens.inc(num_prompt_tokens)
         metrics.request_prompt_tokens.observe(num_prompt_tokens)
 
     def on_tokens(self, count: int) -> None:

@@ -1,0 +1,211 @@
+"""The containers, for real: built, served, restarted, killed, and served again without a network. `make compose-test`.
+
+It needs Docker with Compose 2.24 or newer, and this file's tests run in their order, so that a plain `pytest` leaves
+them alone. The files of COMPOSE_FILE are used, as with any `docker compose`; the project is one of its own, which is
+removed at the end with its volume and images.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from citybus import Client, Unavailable
+
+ROOT = Path(__file__).parents[2]
+PROJECT = "citybus-compose-test"
+SERVICES = ("executor", "scheduler")
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+STORY = [{"role": "user", "content": "Tell me a long story about a bus driver."}]
+BUILD_S = 1500
+UP_S = 300
+
+
+class Stack:
+    """The project under test, on ports of its own; `extra` are files of this folder that come last."""
+
+    def __init__(self) -> None:
+        self.address, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        self._environment = os.environ | {
+            "COMPOSE_PROJECT_NAME": PROJECT,
+            "CITYBUS_PUBLISH": self.address,
+            "CITYBUS_PUBLISH_ADMIN": admin,
+            "CITYBUS_ADMIN_ADDRESS": admin,
+        }
+        self._files = os.environ.get("COMPOSE_FILE", "compose.yaml")
+
+    def compose(self, *arguments: str, extra: str = "float32.yaml", expect: int = 0, timeout: float = 120) -> str:
+        files = f"{self._files}{os.pathsep}{ROOT / 'tests/compose' / extra}"
+        return self.run("docker", "compose", *arguments, files=files, expect=expect, timeout=timeout)
+
+    def run(self, *command: str, files: str = "", expect: int = 0, timeout: float = 120) -> str:
+        """Output of a command, standard error included, held against its exit code."""
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=self._environment | {"COMPOSE_FILE": files},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert done.returncode == expect, f"{' '.join(command)}: {done.returncode}\n{done.stdout}"
+        return done.stdout
+
+    def up(self, *, extra: str = "float32.yaml") -> None:
+        self.compose("up", "--detach", "--wait", f"--wait-timeout={UP_S}", extra=extra, timeout=UP_S + 60)
+
+    def inside(self, service: str, script: str, *, expect: int = 0) -> str:
+        return self.compose("exec", "-T", service, "sh", "-c", script, expect=expect)
+
+    def inspect(self, service: str) -> Any:
+        container = self.compose("ps", "--all", "--quiet", service).strip()
+        return json.loads(self.run("docker", "inspect", container))[0]
+
+    def client(self) -> Client:
+        return Client(self.address)
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    made = Stack()
+    made.compose("down", "--volumes", "--remove-orphans")
+    made.compose("build", timeout=BUILD_S)
+    try:
+        made.up()
+        yield made
+    finally:
+        print(made.compose("logs", "--no-color", "--tail=200"))  # pytest shows it when a test fails
+        made.compose("down", "--volumes", "--rmi=local")
+
+
+def assert_serves(stack: Stack) -> None:
+    with stack.client() as client:
+        client.wait_ready(UP_S)
+        answer = client.complete(messages=FRANCE, temperature=0, max_tokens=32)
+    assert "Paris" in answer.text
+
+
+def kill(stack: Stack, service: str) -> None:
+    """Kill the service's process from inside, as the kernel would for memory: only a crash makes Docker restart it."""
+    stack.inside(service, "kill -9 $(cat /proc/1/task/1/children)")
+
+
+def stop_and_start(stack: Stack, service: str) -> None:
+    stack.compose("restart", service)
+
+
+def test_streams_an_answer_through_the_published_port(stack: Stack) -> None:
+    with stack.client() as client, client.generate(messages=FRANCE, temperature=0, max_tokens=32) as stream:
+        parts = list(stream)
+    assert len(parts) > 1
+    assert "Paris" in "".join(part.text for part in parts)
+
+
+def test_status_answers_on_the_admin_port(stack: Stack) -> None:
+    status = json.loads(stack.run(sys.executable, "-m", "citybus", "status", "--json"))
+    assert status["executor_connected"] is True
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_runs_without_privileges_on_a_root_file_system_it_cannot_write(stack: Stack, service: str) -> None:
+    assert stack.inside(service, "id -u; id -g") == "10001\n10001\n"
+    status = stack.inside(service, "cat $(printf /proc/%s/status $(cat /proc/1/task/1/children))")
+    facts = dict(line.split(":\t", 1) for line in status.splitlines())
+    assert facts["Uid"].split() == ["10001"] * 4
+    assert int(facts["CapEff"], 16) == int(facts["CapBnd"], 16) == 0
+    assert facts["NoNewPrivs"] == "1"
+    for path in ("/", "/opt/citybus", "/models"):
+        assert "Read-only file system" in stack.inside(service, f"touch {path}/x 2>&1", expect=1)
+    stack.inside(service, "touch /tmp/x && rm /tmp/x")
+
+
+def test_the_executor_is_not_published(stack: Stack) -> None:
+    assert not any(stack.inspect("executor")["NetworkSettings"]["Ports"].values())
+
+
+def test_images_hold_what_their_service_needs_and_no_more(stack: Stack) -> None:
+    for service, absent in (("scheduler", ("torch", "transformers", "numpy")), ("executor", ("transformers", "gguf"))):
+        code = f"from importlib.util import find_spec; print([name for name in {absent} if find_spec(name)])"
+        assert stack.compose("exec", "-T", service, "python", "-c", code) == "[]\n"
+
+
+@pytest.mark.parametrize("end", [stop_and_start, kill])
+def test_a_stream_outlives_the_executor_with_the_same_tokens(stack: Stack, end: Callable[[Stack, str], None]) -> None:
+    before = stack.inspect("executor")["State"]["StartedAt"]
+    with stack.client() as client:
+        client.wait_ready(UP_S)
+        alone = client.complete(messages=STORY, temperature=0, max_tokens=400, ignore_eos=True).token_ids
+        with client.generate(messages=STORY, temperature=0, max_tokens=400, ignore_eos=True) as stream:
+            tokens = [token for part in islice(stream, 5) for token in part.token_ids]
+            end(stack, "executor")
+            tokens += [token for part in stream for token in part.token_ids]
+    assert stack.inspect("executor")["State"]["StartedAt"] != before
+    assert len(alone) == 400
+    assert tuple(tokens) == alone
+    assert_serves(stack)
+
+
+def test_a_restart_of_the_scheduler_lets_the_open_stream_end(stack: Stack) -> None:
+    with stack.client() as client, client.generate(messages=STORY, temperature=0, max_tokens=150) as stream:
+        first = next(stream)
+        stop_and_start(stack, "scheduler")
+        rest = list(stream)
+        assert stream.finish.usage.completion_tokens == len(first.token_ids) + sum(len(part.token_ids) for part in rest)
+    assert_serves(stack)
+
+
+def test_a_killed_scheduler_is_unavailable_and_comes_back(stack: Stack) -> None:
+    before = stack.inspect("scheduler")["RestartCount"]
+    with (
+        stack.client() as client,
+        client.generate(messages=STORY, temperature=0, max_tokens=400, ignore_eos=True) as stream,
+    ):
+        next(stream)
+        kill(stack, "scheduler")
+        with pytest.raises(Unavailable):
+            list(stream)
+    assert_serves(stack)
+    assert stack.inspect("scheduler")["RestartCount"] == before + 1
+
+
+def test_while_the_scheduler_is_away_calls_are_unavailable(stack: Stack) -> None:
+    stack.compose("stop", "scheduler")
+    with stack.client() as client, pytest.raises(Unavailable):
+        client.complete(messages=FRANCE)
+    assert stack.inspect("executor")["State"]["Health"]["Status"] == "healthy"
+    stack.compose("start", "scheduler")
+    assert_serves(stack)
+
+
+def test_a_stop_is_orderly(stack: Stack) -> None:
+    began = time.monotonic()
+    stack.compose("stop", "scheduler", "executor")
+    assert time.monotonic() - began < 40, "the grace of a kill was used up"
+    assert [stack.inspect(service)["State"]["ExitCode"] for service in SERVICES] == [0, 0]
+
+
+def test_down_keeps_the_model_and_the_next_up_needs_no_network(stack: Stack) -> None:
+    stack.compose("down")
+    assert PROJECT in stack.run("docker", "volume", "inspect", f"{PROJECT}_models")
+    stack.up(extra="offline.yaml")
+    assert "download" not in stack.compose("logs", "model")
+    assert_serves(stack)

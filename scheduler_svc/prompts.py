@@ -107,8 +107,9 @@ class PromptEncoder:
         if self._template is None:
             raise InvalidRequest("chat: the model has no chat template; send the prompt as text or tokens")
         shield, unshield = self.tokenizer.shield, self.tokenizer.unshield
+        shielded = [{"role": message.role, "content": shield(message.content)} for message in messages]
         try:
-            rendered = self._template.render([{"role": each.role, "content": shield(each.content)} for each in messages])
+            rendered = self._template.render(shielded)
         except InvalidRequest as error:
             raise InvalidRequest(unshield(str(error))) from error
         self._refuse_oversize(unshield(rendered), ChatPrompt.field, max_model_len)

@@ -33,9 +33,13 @@ def stream(
 
 
 def pieces(*texts: str) -> list[int]:
-    ids = [PIECES.token_to_id(text) for text in texts]
-    assert None not in ids
-    return ids
+    return [token_id(PIECES, text) for text in texts]
+
+
+def token_id(tokenizer: Tokenizer, text: str) -> int:
+    found = tokenizer.token_to_id(text)
+    assert found is not None
+    return found
 
 
 @given(st.lists(st.integers(0, 265), max_size=40), st.booleans())
@@ -121,7 +125,7 @@ def test_leading_space_is_kept_where_the_text_goes_on_and_dropped_where_it_begin
     assert stream(token_ids, table=PIECE_BYTES) == ["the", " ", "lo", ""]
     table = TokenBytes(sentencepiece(strip=False))
     assert stream(token_ids, table=table) == [" the", " ", "lo", ""]
-    assert stream([BYTE_LEVEL.token_to_id("Ġthe")]) == [" the", ""]
+    assert stream([token_id(BYTE_LEVEL, "Ġthe")]) == [" the", ""]
 
 
 def test_byte_tokens_of_a_sentencepiece_vocabulary_make_characters() -> None:
@@ -140,7 +144,7 @@ def test_metaspace_decoder() -> None:
 def test_added_tokens_outside_the_byte_alphabet_stand_for_themselves() -> None:
     tokenizer = byte_level()
     tokenizer.add_tokens([AddedToken("  "), AddedToken("日 本")])
-    first = tokenizer.token_to_id("  ")
+    first = token_id(tokenizer, "  ")
     assert stream([first, first + 1], table=TokenBytes(tokenizer)) == ["  ", "日 本", ""]
 
 

@@ -57,7 +57,7 @@ def test_special_tokens_are_named_by_text(tmp_path: Path) -> None:
     ("flags", "expected"),
     [({}, None), ({"add_bos_token": True}, True), ({"add_bos_token": False}, False), ({"add_eos_token": True}, False)],
 )
-def test_whether_a_begin_token_is_added(tmp_path: Path, flags: dict[str, bool], expected: bool | None) -> None:
+def test_whether_a_begin_token_is_added(tmp_path: Path, flags: dict[str, Any], expected: bool | None) -> None:
     assert read_model_files(write_folder(tmp_path, **flags)).adds_bos is expected
 
 

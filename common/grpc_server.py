@@ -13,11 +13,12 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from common import address
-from common.errors import CitybusError, StartupError
+from common.errors import CitybusError, InvalidRequest, StartupError
 
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
 """Trailing metadata with which a server says when to try again (gRFC A6), in milliseconds."""
@@ -104,7 +105,8 @@ class GrpcServer:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns what a servicer raises into a status: a `CitybusError` into its own, anything else into INTERNAL.
 
-    Of an unexpected exception only the class and the frames are logged: its message could quote a request.
+    Of an unexpected exception only the class and the frames are logged: its message could quote a request. Bytes that
+    are no message are the client's fault and get INVALID_ARGUMENT.
     """
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -114,28 +116,44 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         takes, gives = (
             "stream" if streams else "unary" for streams in (handler.request_streaming, handler.response_streaming)
         )
-        kind = f"{takes}_{gives}"
-        wrap = _guard_stream if inspect.isasyncgenfunction(getattr(handler, kind)) else _guard_call
-        guarded = wrap(getattr(handler, kind), handler_call_details.method)
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(guarded, handler.request_deserializer, handler.response_serializer)
+        servicer = getattr(handler, f"{takes}_{gives}")
+        guard = _guard_stream if inspect.isasyncgenfunction(servicer) else _guard_call
+        make = getattr(grpc, f"{takes}_{gives}_rpc_method_handler")
+        guarded = guard(servicer, _parser(handler), handler_call_details.method)
+        return make(guarded, response_serializer=handler.response_serializer)
 
 
-def _guard_call(servicer: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+def _parser(handler: Any) -> Callable[[Any], Any]:
+    """What makes the request of a servicer from the bytes, or the stream of them, that the client sent."""
+
+    def parse(raw: bytes) -> Any:
         try:
-            return await servicer(request, context)
+            return handler.request_deserializer(raw)
+        except DecodeError:
+            raise InvalidRequest("what was sent is not a message of this method") from None
+
+    return (lambda raws: (parse(raw) async for raw in raws)) if handler.request_streaming else parse
+
+
+def _guard_call(
+    servicer: Callable[..., Awaitable[Any]], parse: Callable[[Any], Any], method: str
+) -> Callable[..., Awaitable[Any]]:
+    async def guarded(raw: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await servicer(parse(raw), context)
         except Exception as error:
             await _abort(error, method, context)
 
     return guarded
 
 
-def _guard_stream(servicer: Callable[..., AsyncGenerator[Any, None]], method: str) -> Callable[..., Awaitable[None]]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+def _guard_stream(
+    servicer: Callable[..., AsyncGenerator[Any, None]], parse: Callable[[Any], Any], method: str
+) -> Callable[..., Awaitable[None]]:
+    async def guarded(raw: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
             # gRPC leaves the generator of a cancelled call to the garbage collector; this closes it at once.
-            async with contextlib.aclosing(servicer(request, context)) as responses:
+            async with contextlib.aclosing(servicer(parse(raw), context)) as responses:
                 async for response in responses:
                     await context.write(response)
         except Exception as error:

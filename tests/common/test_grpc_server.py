@@ -219,6 +219,39 @@ async def test_a_message_over_the_limit_is_refused_and_one_under_it_is_not(start
     assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.parametrize("method", [f"{GENERATION}/CountTokens", f"{GENERATION}/Generate", f"{EXECUTOR}/Execute"])
+async def test_bytes_that_are_no_message_fail_their_call_only(start: Start, method: str) -> None:
+    _, channel = await start()
+    for garbage in (b"\x80\x04\x95\x00\x00", b"\xff" * 1000, b"\x0a\xff"):
+        call = channel.unary_unary(f"/{method}")(garbage)
+        with pytest.raises(grpc.aio.AioRpcError) as failure, capture_logs() as logged:
+            await call
+        assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert failure.value.details() == "what was sent is not a message of this method"
+        assert logged == []
+    stub = generation_pb2_grpc.GenerationServiceStub(channel)
+    assert (await stub.CountTokens(generation_pb2.CountTokensRequest(text="four"))).num_tokens == 4
+
+
+async def test_bytes_that_are_no_http_close_their_connection_only() -> None:
+    server = GrpcServer("127.0.0.1:0", services=[], max_message_bytes=LIMIT)
+    port = await server.start()
+    for garbage in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x80\x04\x95" + b"\x00" * 5000,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 64,
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(garbage)
+        await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+    await server.set_serving(True)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert answer.status == SERVING
+    await server.server.stop(None)
+
+
 async def test_health_is_not_serving_until_told(start: Start) -> None:
     server, channel = await start()
     stub = health_pb2_grpc.HealthStub(channel)

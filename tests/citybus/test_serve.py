@@ -1,0 +1,183 @@
+"""`citybus serve` with the real services and a tiny model."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from citybus import Client
+from tests.checkpoints import write_tiny
+
+CITYBUS = [sys.executable, "-m", "citybus"]
+WAIT_S = 120
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Serving:
+    """A `citybus serve` on ports of its own, and what it has said so far."""
+
+    def __init__(self, model: Path, *arguments: str) -> None:
+        self.address, admin, executor = (f"127.0.0.1:{free_port()}" for _ in range(3))
+        addresses = (f"--listen={self.address}", f"--admin-listen={admin}", f"--executor-listen={executor}")
+        limits = ("--kv-cache-memory=16", "--num-threads=1")
+        self.process = subprocess.Popen(
+            [*CITYBUS, "serve", f"--model={model}", *addresses, *limits, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(map(str.rstrip, self.process.stdout))
+
+    def says(self, pattern: str, times: int = 1) -> None:
+        """Wait until this many lines match."""
+        until(lambda: sum(re.search(pattern, line) is not None for line in self.lines) >= times, lambda: self.lines)
+
+    def children(self) -> dict[str, int]:
+        """Pid of each service that runs."""
+        found: dict[str, int] = {}
+        for pid in map(int, Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()):
+            command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            found.update({name: pid for name in ("executor_svc", "scheduler_svc") if name in command})
+        return found
+
+    def end(self, signum: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(signum)
+        return self.process.wait(timeout=WAIT_S)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+
+def until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def serving(model: Path) -> Iterator[Serving]:
+    served = Serving(model)
+    try:
+        served.says("serving on")
+        yield served
+    finally:
+        served.close()
+
+
+def test_it_answers_says_how_to_go_on_and_drains(serving: Serving) -> None:
+    assert serving.lines[0] == "starting the executor and the scheduler for tiny"
+    healthy = sorted(line.split(" after ")[0] for line in serving.lines if "is healthy" in line)
+    assert healthy == ["the executor is healthy", "the scheduler is healthy"]
+    assert "> What is the capital of France?" in serving.lines
+    serving.says(r" generate \"")
+    command = serving.lines[-1].split(" generate ")[1]
+    assert command == f'"Write a short poem about a bus." --address {serving.address}'
+    children = serving.children()
+    assert sorted(children) == ["executor_svc", "scheduler_svc"]
+    with Client(serving.address) as client, client.generate("abc", max_tokens=300, ignore_eos=True) as stream:
+        first = next(stream)
+        serving.process.send_signal(signal.SIGTERM)
+        rest = list(stream)
+        assert stream.finish.usage.completion_tokens == 300
+    assert len(first.token_ids) + sum(len(delta.token_ids) for delta in rest) == 300
+    assert serving.process.wait(timeout=WAIT_S) == 0
+    assert serving.lines[-1] == "ended"
+    assert not any(map(runs, children.values()))
+
+
+def test_service_that_dies_comes_back(serving: Serving) -> None:
+    with Client(serving.address) as client:
+        expected = client.complete("abc", max_tokens=20, temperature=0).token_ids
+        for name, service in (("executor", "executor_svc"), ("scheduler", "scheduler_svc")):
+            os.kill(serving.children()[service], signal.SIGKILL)
+            serving.says(f"the {name} is healthy", times=2)
+            client.wait_ready(WAIT_S)
+            assert client.complete("abc", max_tokens=20, temperature=0).token_ids == expected
+    assert serving.end(signal.SIGINT) == 0
+
+
+def test_nothing_is_left_when_it_is_killed(serving: Serving) -> None:
+    children = serving.children()
+    assert len(children) == 2
+    assert serving.end(signal.SIGKILL) == -signal.SIGKILL
+    until(lambda: not any(map(runs, children.values())), lambda: children)
+
+
+def fails(*arguments: str) -> str:
+    """What a `citybus serve` that cannot start says on standard error."""
+    command = [*CITYBUS, "serve", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 1, done.stderr
+    return done.stderr
+
+
+def test_port_in_use_is_one_clear_line(model: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        assert fails(f"--model={model}", f"--executor-listen={address}") == (
+            f"citybus: the executor cannot listen on {address} (Address already in use): stop what does, or choose "
+            "another with --executor-listen\n"
+        )
+    assert fails(f"--model={model}", "--listen=nowhere") == (
+        "citybus: --listen 'nowhere' is not an address: expected host:port, such as 127.0.0.1:50051\n"
+    )
+
+
+def test_missing_model_is_one_clear_line(tmp_path: Path) -> None:
+    assert fails(f"--models-dir={tmp_path}") == (
+        f"citybus: no model 'SmolLM2-135M-Instruct' in {tmp_path}: get it with 'citybus model add default'\n"
+    )
+    assert fails(f"--model={tmp_path}/gone") == (
+        f"citybus: there is no folder {tmp_path}/gone: give one in Hugging Face layout (config.json, tokenizer.json, "
+        "...)\n"
+    )
+
+
+def test_service_that_cannot_start_is_one_clear_line(model: Path) -> None:
+    ports = [f"{flag}=127.0.0.1:{free_port()}" for flag in ("--listen", "--admin-listen", "--executor-listen")]
+    assert fails(f"--model={model}", *ports, "--scheduler-arg=--polizy=fcfs") == (
+        "citybus: the scheduler ended while it started (exit code 2): unknown argument '--polizy'; did you mean "
+        "'--policy'?\n"
+    )
+    assert re.fullmatch(
+        r"citybus: the executor ended while it started \(exit code 2\): --num-threads: expected [^\n]*\n",
+        fails(f"--model={model}", *ports, "--num-threads=many"),
+    )

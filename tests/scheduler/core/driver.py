@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from common.step import ExecutorInfo, Sampling, StepPlan, StepResult
@@ -14,6 +15,7 @@ from tests.fakes import INFO, FakeExecutor, Script, reference_output, restarted
 from tests.scheduler.core.audit import Audit
 
 GREEDY = Sampling(temperature=0.0)
+SMALL = replace(INFO, block_size=4, num_blocks=8)
 
 
 def request(sequence_id: int, prompt: Iterable[int], **options: Any) -> Request:
@@ -232,3 +234,20 @@ class Driver:
         ended = [key for key in self._ended_by_us if key not in self.outcomes]
         assert not ended, f"{ended} should have ended"
         self.check()
+
+
+def plans(driver: Driver) -> list[StepPlan]:
+    """Run everybody to the end; all the plans it took."""
+    made = []
+    while True:
+        while (plan := driver.schedule()) is not None:
+            made.append(plan)
+        if driver.deliver() is None:
+            driver.drain()
+            return made
+
+
+def table(plan: StepPlan) -> tuple[int, ...]:
+    """The block table of the one new sequence of a plan."""
+    (row,) = plan.new_sequences
+    return row.block_ids

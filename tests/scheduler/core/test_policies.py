@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Sequence as ListOf
+from dataclasses import replace
+
 import pytest
 
-from scheduler_svc.core.policy import Policy, StepView
+from scheduler_svc.core.policy import Charge, Policy, PolicyFault, SequenceView, StepView
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.policies import BUILT_IN
 from scheduler_svc.policies.priority import AGEING_SECONDS, Priority
-from tests.scheduler.core.driver import request
+from tests.fakes import INFO
+from tests.scheduler.core.driver import SMALL, Driver, plans, request
 
 
 def waiting(*facts: tuple[int, float, int]) -> list[Sequence]:
@@ -49,3 +53,100 @@ def test_state_is_plain_and_survives_a_predecessor_of_another_kind() -> None:
     assert policy.export_state() == {}
     policy.import_state({"of": "another kind"})
     assert policy.export_state() == {}
+
+
+class Stingy(Policy):
+    name = "stingy"
+
+    def token_budget(self, step: StepView, now: float) -> int:
+        return 0
+
+
+class Greedy(Policy):
+    name = "greedy"
+
+    def token_budget(self, step: StepView, now: float) -> int:
+        return 10**9
+
+
+@pytest.mark.parametrize("policy", [Stingy(), Greedy()])
+def test_no_policy_can_break_the_budget_or_keep_work_from_being_done(policy: Policy) -> None:
+    driver = Driver(replace(INFO, max_step_tokens=10), policy, window=1)
+    for key in range(6):
+        driver.add(request(key, [key] * 25, max_tokens=5))
+    driver.drain()
+
+
+class Meddler(Policy):
+    """Admits in reverse, names the eldest it may as victim, and keeps the bill."""
+
+    name = "meddler"
+
+    def __init__(self) -> None:
+        self.billed: dict[int, int] = {}
+
+    def admission_order(self, waiting: ListOf[SequenceView], now: float) -> ListOf[SequenceView]:
+        return waiting[::-1]
+
+    def victim(self, running: ListOf[SequenceView], now: float) -> SequenceView:
+        return running[0]
+
+    def charge(self, charges: ListOf[Charge], now: float) -> None:
+        for charge in charges:
+            key = charge.sequence.sequence_id
+            self.billed[key] = self.billed.get(key, 0) + charge.num_tokens
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_everything_computed_is_billed_once_and_the_eldest_is_never_a_victim(window: int) -> None:
+    policy = Meddler()
+    driver = Driver(replace(SMALL, num_blocks=6), policy, window=window)
+    for key in range(4):
+        driver.add(request(key, [key] * 5, max_tokens=12))
+    made = plans(driver)
+    assert sum(policy.billed.values()) == sum(plan.num_tokens for plan in made)
+    assert set(policy.billed) == {0, 1, 2, 3}
+    boarded = [row.sequence_id for plan in made for row in plan.new_sequences]
+    assert boarded[:2] == [3, 2], "the policy's order counts"
+    assert any(plan.preempted_ids for plan in made)
+    running: set[int] = set()
+    for plan in made:
+        assert not plan.preempted_ids or min(running) not in plan.preempted_ids
+        running |= {row.sequence_id for row in plan.new_sequences}
+        running -= {*plan.finished_ids, *plan.preempted_ids}
+
+
+class Picky(Policy):
+    """Admits nobody but who has the longest prompt."""
+
+    name = "picky"
+
+    def admission_order(self, waiting: ListOf[SequenceView], now: float) -> ListOf[SequenceView]:
+        return [max(waiting, key=lambda view: view.num_prompt_tokens)]
+
+
+def test_a_policy_may_admit_only_some() -> None:
+    driver = Driver(SMALL, Picky(), window=1)
+    for key, length in enumerate((2, 5, 3)):
+        driver.add(request(key, [key] * length, max_tokens=3))
+    boarded = [row.sequence_id for plan in plans(driver) for row in plan.new_sequences]
+    assert boarded == [1, 2, 0]
+
+
+class Confused(Policy):
+    name = "confused"
+
+    def __init__(self, answer: str) -> None:
+        self._answer = answer
+
+    def admission_order(self, waiting: ListOf[SequenceView], now: float) -> ListOf[SequenceView]:
+        stranger = Sequence(request(99, [1]), 1)
+        return [*waiting, *waiting] if self._answer == "twice" else [stranger]
+
+
+@pytest.mark.parametrize("answer", ["twice", "a stranger"])
+def test_a_policy_that_admits_who_does_not_wait_is_at_fault(answer: str) -> None:
+    driver = Driver(SMALL, Confused(answer))
+    driver.add(request(1, [1]))
+    with pytest.raises(PolicyFault, match="confused"):
+        driver.schedule()

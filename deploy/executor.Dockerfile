@@ -16,7 +16,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 # pyproject.toml alone is a package without modules: a change of ours leaves this layer as it is.
 COPY pyproject.toml README.md ./
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/citybus/bin/python install --root-user-action=ignore -c constraints.txt '.[executor]'
+    pip --python /opt/citybus/bin/python install --root-user-action=ignore -c constraints.txt '.[executor]' \
+    && cd /opt/citybus/lib/python3.11/site-packages/torch && rm -rf include test  # only building extensions needs them
 
 FROM python:3.11-slim AS wheel
 COPY . /src

@@ -1,0 +1,80 @@
+"""A step's rows as tensors. Pure: it knows neither the model nor the pool's contents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from executor_svc.sequence import Row
+from kernels.paged_attention import PagedBatch
+from kernels.sample_tokens import Draws
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """N tokens of S rows, one row after the other; all tensors are int64.
+
+    `token_ids`, `positions` and `slots` (where the token's key and value go) are [N]. `drawing_rows` are the tokens,
+    of the N, whose logits are drawn from: the last one of every row that has all its tokens computed.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    drawing_rows: torch.Tensor
+    paged: PagedBatch
+
+
+def build_batch(rows: Sequence[Row], block_size: int, device: torch.device) -> Batch:
+    """The inputs of a forward pass over `rows`."""
+
+    def column(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    starts = list(accumulate((row.num_tokens for row in rows), initial=0))
+    return Batch(
+        token_ids=column([token for row in rows for token in row.sequence.tokens[row.start : row.end]]),
+        positions=column([position for row in rows for position in range(row.start, row.end)]),
+        slots=column([slot for row in rows for slot in row.slots(block_size)]),
+        drawing_rows=column([end - 1 for row, end in zip(rows, starts[1:], strict=True) if row.draws]),
+        paged=PagedBatch(
+            block_tables=_tables([row.sequence.block_ids for row in rows], device),
+            lengths=[row.end for row in rows],
+            query_starts=starts,
+        ),
+    )
+
+
+def _tables(tables: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+    """Block tables as int64 [S, longest], the shorter ones filled up with block 0, which is never read for them."""
+    width = max((len(table) for table in tables), default=0)
+    filled = [[*table, *([0] * (width - len(table)))] for table in tables]
+    return torch.tensor(filled, dtype=torch.int64, device=device).view(len(tables), width)
+
+
+def build_draws(rows: Sequence[Row], device: torch.device) -> Draws:
+    """How the tokens of `rows` are drawn: the counter is the index of the generated token."""
+    samplings = [row.sequence.sampling for row in rows]
+
+    def numbers(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=device)
+
+    def column(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    return Draws(
+        temperatures=numbers([sampling.temperature for sampling in samplings]),
+        top_ks=column([sampling.top_k for sampling in samplings]),
+        top_ps=numbers([sampling.top_p for sampling in samplings]),
+        min_ps=numbers([sampling.min_p for sampling in samplings]),
+        seeds=column([_signed(sampling.seed) for sampling in samplings]),
+        counters=column([row.sequence.num_generated for row in rows]),
+    )
+
+
+def _signed(number: int) -> int:
+    """The int64 of the same 64 bits."""
+    return number - 2**64 if number >= 2**63 else number

@@ -1,0 +1,52 @@
+"""What an operator can set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.config import REQUIRED, option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The Citybus executor: holds a model and its keys and values, and computes the steps a scheduler plans."""
+
+    model: Path = option(REQUIRED, "model folder in Hugging Face layout, with safetensors weights")
+    listen: str = option(
+        "127.0.0.1:50061",
+        "address that the scheduler connects to; port 0 takes a free one. There are no credentials: let only the"
+        " scheduler reach it",
+        unit="host:port",
+    )
+    metrics_listen: str = option("", "address of the Prometheus metrics; empty is off", unit="host:port")
+    device: str = option("cpu", "what computes", choices=("cpu", "cuda"))
+    dtype: str = option(
+        "auto",
+        "number format of weights, keys and values; auto is the checkpoint's, or float32 for one that is neither",
+        choices=("auto", "bfloat16", "float32"),
+    )
+    num_threads: int | None = option(None, "threads that compute; none is one per core available")
+    max_model_len: int | None = option(None, "most tokens of a sequence; none is what the model allows", unit="tokens")
+    block_size: int = option(16, "tokens a block of keys and values holds", unit="tokens")
+    kv_cache_memory: int | None = option(
+        None,
+        "memory for keys and values; none is a quarter of what is available once the model is loaded, on a CPU at"
+        " most 1024",
+        unit="MiB",
+    )
+    num_blocks: int = option(0, "blocks of keys and values; 0 is as many as fit in kv_cache_memory", unit="blocks")
+    max_sequences: int = option(256, "most sequences in a step", unit="sequences")
+    max_step_tokens: int = option(512, "most tokens computed in a step", unit="tokens")
+    drain_grace: float = option(30.0, "how long resident sequences may go on after SIGTERM", unit="seconds")
+    log_level: str = option("info", "least severity logged", choices=("debug", "info", "warning", "error"))
+
+    def __post_init__(self) -> None:
+        for name in ("num_threads", "kv_cache_memory", "block_size", "max_sequences", "max_step_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ValueError("max_model_len must be at least 2")
+        if self.num_blocks < 0 or self.drain_grace < 0:
+            raise ValueError("num_blocks and drain_grace must not be less than 0")

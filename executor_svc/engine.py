@@ -1,0 +1,133 @@
+"""The engine: takes a plan in, computes its batch, draws the tokens, keeps what the next plan needs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from common.metrics import ExecutorMetrics
+from common.step import (
+    BlockCopy,
+    ExecutorInfo,
+    InvalidPlan,
+    ResidentPage,
+    SampledToken,
+    StaleTerm,
+    StepPlan,
+    StepResult,
+)
+from executor_svc.batch import build_batch, build_draws
+from executor_svc.kv_pool import KvPool
+from executor_svc.models.registry import Model
+from executor_svc.resident import ResidentTable
+from executor_svc.sequence import Row
+from kernels.backend import Kernels
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What a plan may ask for: tokens of a sequence, sequences in a step, tokens computed in a step."""
+
+    max_model_len: int
+    max_sequences: int
+    max_step_tokens: int
+
+
+class Engine:
+    """`common.step.StepExecutor` over a model and a pool. Every call is to come from one and the same thread."""
+
+    def __init__(
+        self, name: str, model: Model, pool: KvPool, kernels: Kernels, limits: EngineLimits, metrics: ExecutorMetrics
+    ) -> None:
+        self._model = model
+        self._pool = pool
+        self._kernels = kernels
+        self._metrics = metrics
+        self._info = ExecutorInfo(
+            epoch=os.urandom(16),
+            model=name,
+            vocab_size=model.spec.vocab_size,
+            max_model_len=limits.max_model_len,
+            block_size=pool.block_size,
+            num_blocks=pool.num_blocks,
+            max_sequences=limits.max_sequences,
+            max_step_tokens=limits.max_step_tokens,
+        )
+        self._resident = ResidentTable(self._info)
+        self._term = 0
+        self._last_step = 0
+        self._session_has_begun = False
+        self._idle_since = time.perf_counter_ns()
+
+    def describe(self) -> ExecutorInfo:
+        """As `StepExecutor.describe`."""
+        return self._info
+
+    def open(self, epoch: bytes, resume: bool) -> int:
+        """As `StepExecutor.open`."""
+        if epoch != self._info.epoch:
+            raise StaleTerm("the executor was started anew: its epoch is another one")
+        if not resume:
+            self._resident.clear()
+            self._last_step = 0
+        self._term += 1
+        self._session_has_begun = False
+        return self._term
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """As `StepExecutor.step`."""
+        started = time.perf_counter_ns()
+        idle = started - self._idle_since
+        self._check_order(plan)
+        rows = self._resident.apply(plan)
+        self._last_step, self._session_has_begun = plan.step, True
+        sampled: tuple[SampledToken, ...] = ()
+        error = None
+        try:
+            tokens = self._compute(plan.copies, rows)
+            self._resident.commit(rows, tokens, plan.sealed)
+            drawing = (row.sequence.sequence_id for row in rows if row.draws)
+            sampled = tuple(map(SampledToken, drawing, tokens))
+        except Exception as failure:  # whatever it is, it must not end the process: others wait for their steps
+            self._resident.drop(rows)
+            error = type(failure).__name__  # its message could quote a request
+            log.error("step failed", step=plan.step, error=error)
+        self._idle_since = time.perf_counter_ns()
+        return StepResult(plan.step, sampled, self._idle_since - started, idle, error)
+
+    def resident(self, page_size: int) -> Iterator[ResidentPage]:
+        """As `StepExecutor.resident`."""
+        return self._resident.pages(self._last_step, page_size)
+
+    def _check_order(self, plan: StepPlan) -> None:
+        if plan.term < self._term:
+            raise StaleTerm(f"term {plan.term} has ended: a newer scheduler holds term {self._term}")
+        if plan.term > self._term:
+            raise InvalidPlan(f"term {plan.term} was never granted, the last one is {self._term}")
+        expected = self._last_step + 1
+        if plan.step < expected or (self._session_has_begun and plan.step > expected):
+            raise InvalidPlan(f"step {plan.step} cannot follow step {self._last_step}")
+
+    def _compute(self, copies: Sequence[BlockCopy], rows: list[Row]) -> list[int]:
+        """The tokens drawn, in the order of the rows that draw."""
+        with torch.inference_mode():
+            device = self._pool.pools.device
+            if copies:
+                sources = torch.tensor([copy.source for copy in copies], device=device)
+                destinations = torch.tensor([copy.destination for copy in copies], device=device)
+                self._kernels.copy_blocks(self._pool.pools, sources, destinations)
+            if not rows:
+                return []
+            with self._metrics.forward_seconds.time():
+                logits = self._model.forward(build_batch(rows, self._pool.block_size, device), self._pool)
+            drawing = [row for row in rows if row.draws]
+            if not drawing:
+                return []
+            return self._kernels.sample_tokens(logits, build_draws(drawing, device)).tolist()

@@ -1,0 +1,117 @@
+"""The Llama architecture (Touvron et al. 2023), with grouped queries; Mistral without a sliding window is the same.
+
+Shapes: N tokens of a step, R rows that draw, H query heads, KV key-value heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from executor_svc.batch import Batch
+from executor_svc.kv_pool import KvPool
+from executor_svc.models.rope import inverse_frequencies
+from executor_svc.models.spec import ModelSpec
+from executor_svc.weights import Checkpoint
+from kernels.backend import Kernels
+from kernels.paged_attention import AttentionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of a decoder layer; queries, keys and values are one matrix, and so are gate and up."""
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    attention_out: torch.Tensor
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is the same in every layer: the batch, its angles (float32 [N, D / 2]) and its attention plan."""
+
+    batch: Batch
+    cos: torch.Tensor
+    sin: torch.Tensor
+    attention: AttentionPlan
+
+
+class Llama:
+    """Implements `executor_svc.models.registry.Model`."""
+
+    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, kernels: Kernels) -> None:
+        self.spec = spec
+        self._kernels = kernels
+        self._embedding = checkpoint.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        self._layers = [_load_layer(spec, checkpoint, f"model.layers.{index}.") for index in range(spec.num_layers)]
+        self._norm = checkpoint.take("model.norm.weight", spec.hidden_size)
+        self._head = self._embedding
+        if not spec.tied_embeddings:
+            self._head = checkpoint.take("lm_head.weight", spec.vocab_size, spec.hidden_size)
+        self._frequencies = inverse_frequencies(spec).to(self._embedding.device)
+        self.weights_bytes = checkpoint.taken_bytes
+
+    def forward(self, batch: Batch, pool: KvPool) -> torch.Tensor:
+        """As `Model.forward`."""
+        step = self._step(batch, pool)
+        hidden = F.embedding(batch.token_ids, self._embedding)
+        residual: torch.Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            normed, residual = self._kernels.rms_norm(hidden, layer.attention_norm, self.spec.rms_norm_eps, residual)
+            hidden = self._attention(layer, normed, step, *pool.layer(index))
+            normed, residual = self._kernels.rms_norm(hidden, layer.mlp_norm, self.spec.rms_norm_eps, residual)
+            gated = self._kernels.gated_activation(self._kernels.linear(normed, layer.gate_up))
+            hidden = self._kernels.linear(gated, layer.down)
+        rows = batch.drawing_rows
+        before = None if residual is None else residual[rows]
+        normed, _ = self._kernels.rms_norm(hidden[rows], self._norm, self.spec.rms_norm_eps, before)
+        return self._kernels.linear(normed, self._head).float()
+
+    def _step(self, batch: Batch, pool: KvPool) -> Step:
+        angles = batch.positions[:, None].float() * self._frequencies
+        plan = self._kernels.plan_attention(
+            batch.paged,
+            block_size=pool.block_size,
+            num_heads=self.spec.num_heads,
+            num_kv_heads=self.spec.num_kv_heads,
+            head_dim=self.spec.head_dim,
+        )
+        return Step(batch, angles.cos(), angles.sin(), plan)
+
+    def _attention(
+        self, layer: Layer, normed: torch.Tensor, step: Step, key_pool: torch.Tensor, value_pool: torch.Tensor
+    ) -> torch.Tensor:
+        queries, keys_end = self.spec.num_heads, self.spec.num_heads + self.spec.num_kv_heads
+        heads = self._kernels.linear(normed, layer.qkv).view(len(normed), -1, self.spec.head_dim)
+        turned = self._kernels.rotary(heads[:, :keys_end], step.cos, step.sin)
+        self._kernels.store_kv(turned[:, queries:], heads[:, keys_end:], key_pool, value_pool, step.batch.slots)
+        output = self._kernels.paged_attention(turned[:, :queries], key_pool, value_pool, step.attention)
+        return self._kernels.linear(output.flatten(1), layer.attention_out)
+
+
+def _load_layer(spec: ModelSpec, checkpoint: Checkpoint, prefix: str) -> Layer:
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+
+    def matrix(name: str, size_out: int, size_in: int) -> torch.Tensor:
+        return checkpoint.take(f"{prefix}{name}.weight", size_out, size_in)
+
+    return Layer(
+        attention_norm=checkpoint.take(f"{prefix}input_layernorm.weight", hidden),
+        qkv=torch.cat(
+            [
+                matrix("self_attn.q_proj", queries, hidden),
+                matrix("self_attn.k_proj", keys, hidden),
+                matrix("self_attn.v_proj", keys, hidden),
+            ]
+        ),
+        attention_out=matrix("self_attn.o_proj", hidden, queries),
+        mlp_norm=checkpoint.take(f"{prefix}post_attention_layernorm.weight", hidden),
+        gate_up=torch.cat([matrix("mlp.gate_proj", inner, hidden), matrix("mlp.up_proj", inner, hidden)]),
+        down=matrix("mlp.down_proj", hidden, inner),
+    )

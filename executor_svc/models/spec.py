@@ -1,0 +1,142 @@
+"""What a model's config.json says, as frozen facts: every default is here, and every thing we cannot compute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from common.errors import StartupError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Frequencies of long wavelengths are divided by `factor`, short ones are kept, those between are blended
+    (Llama 3.1; wavelengths are compared with `original_max_len` tokens)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The facts of a decoder-only transformer. Sizes are in numbers, `max_model_len` in tokens."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_model_len: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Llama3Scaling | None
+    tied_embeddings: bool
+    dtype: str
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Self:
+        """The facts in a config.json. Raises `StartupError` that names what is missing, wrong or not supported."""
+        _refuse_unsupported(config)
+        heads = _get(config, "num_attention_heads", int)
+        hidden = _get(config, "hidden_size", int)
+        rope = config.get("rope_parameters") or {}
+        spec = cls(
+            architecture=_architecture(config),
+            vocab_size=_get(config, "vocab_size", int),
+            hidden_size=hidden,
+            intermediate_size=_get(config, "intermediate_size", int),
+            num_layers=_get(config, "num_hidden_layers", int),
+            num_heads=heads,
+            num_kv_heads=_get(config, "num_key_value_heads", int, heads),
+            head_dim=_get(config, "head_dim", int, hidden // max(heads, 1)),
+            max_model_len=_get(config, "max_position_embeddings", int),
+            rms_norm_eps=_get(config, "rms_norm_eps", float, 1e-6),
+            rope_theta=_get(rope, "rope_theta", float, _get(config, "rope_theta", float, 10_000.0)),
+            rope_scaling=_rope_scaling(config),
+            tied_embeddings=_get(config, "tie_word_embeddings", bool, False),
+            dtype=_get(config, "dtype", str, _get(config, "torch_dtype", str, "float32")),
+        )
+        spec._check()
+        return spec
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The facts of a model folder. Raises `StartupError`."""
+        path = folder / "config.json"
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise StartupError(f"{path} is missing: --model must be a model folder in Hugging Face layout") from None
+        except (OSError, ValueError) as error:
+            raise StartupError(f"{path} cannot be read: {error}") from error
+        if not isinstance(config, dict):
+            raise StartupError(f"{path} is not a JSON object")
+        return cls.from_hf(config)
+
+    def _check(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
+            if getattr(self, name) < 1:
+                raise StartupError(f"config.json: {name} must be at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise StartupError(f"config.json: {self.num_heads} heads cannot share {self.num_kv_heads} key-value heads")
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise StartupError(f"config.json: head_dim must be even, not {self.head_dim}")
+        if self.max_model_len < 2:
+            raise StartupError(f"config.json: max_position_embeddings must be at least 2, not {self.max_model_len}")
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise StartupError("config.json: architectures must name one architecture")
+    return names[0]
+
+
+def _get(config: Mapping[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
+    """A value of the right type; absent and null are the same."""
+    value = config.get(name)
+    if value is None:
+        value = default
+    if value is None:
+        raise StartupError(f"config.json: {name} is missing")
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise StartupError(f"config.json: {name} must be of type {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+    """Refuse what would otherwise be computed wrongly in silence."""
+    for name in ("attention_bias", "mlp_bias", "quantization_config", "sliding_window"):
+        if config.get(name):
+            raise StartupError(f"config.json: {name} is not supported: serve a checkpoint without it")
+    activation = _get(config, "hidden_act", str, "silu")
+    if activation != "silu":
+        raise StartupError(f"config.json: hidden_act {activation!r} is not supported, only 'silu'")
+
+
+def _rope_scaling(config: Mapping[str, Any]) -> Llama3Scaling | None:
+    """Newer checkpoints have `rope_parameters`, older ones `rope_scaling`."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise StartupError(f"config.json: rope type {kind!r} is not supported, only 'default' and 'llama3'")
+    return Llama3Scaling(
+        factor=_get(scaling, "factor", float),
+        low_freq_factor=_get(scaling, "low_freq_factor", float),
+        high_freq_factor=_get(scaling, "high_freq_factor", float),
+        original_max_len=_get(scaling, "original_max_position_embeddings", int),
+    )

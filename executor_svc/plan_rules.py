@@ -1,0 +1,132 @@
+"""What a plan must hold to, checked before any of it is applied.
+
+The cost grows with what the plan changes, not with what is resident.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from common.step import HASH_BYTES, ExecutorInfo, InvalidPlan, NewSequence, ScheduledSequence, StepPlan
+from executor_svc.sequence import HeldSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """What a plan is checked against: the sequences, and how many block tables hold each block (absent: none)."""
+
+    sequences: Mapping[int, HeldSequence]
+    holders: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A row to be: it computes tokens `start` to `end` - 1 of `known`; `added` are those of its blocks it brings."""
+
+    sequence_id: int
+    start: int
+    end: int
+    known: int
+    blocks: Sequence[int]
+    added: tuple[int, ...]
+    is_new: bool
+
+
+def check_plan(plan: StepPlan, info: ExecutorInfo, resident: Resident) -> None:
+    """Raises `InvalidPlan` that names the sequence or block at fault."""
+    leaving = (*plan.finished_ids, *plan.preempted_ids)
+    _require_distinct(leaving, "sequence {} leaves twice")
+    for sequence_id in leaving:
+        _require(sequence_id in resident.sequences, f"sequence {sequence_id} leaves and is not resident")
+    gone = frozenset(leaving)
+    spans = [_new_span(row, info, resident, gone) for row in plan.new_sequences]
+    spans += [_known_span(row, resident, gone) for row in plan.scheduled]
+    _require_distinct([span.sequence_id for span in spans], "sequence {} has two rows")
+    _check_sizes(spans, info)
+    freed = Counter(block for sequence_id in leaving for block in resident.sequences[sequence_id].block_ids)
+    _check_blocks(spans, info, resident.holders, freed)
+    _check_copies(plan, info, resident.holders, freed)
+    for seal in plan.sealed:
+        _require(0 <= seal.block_id < info.num_blocks, f"block {seal.block_id} is sealed and outside the pool")
+        _require(len(seal.content_hash) == HASH_BYTES, f"the hash of block {seal.block_id} is not {HASH_BYTES} bytes")
+
+
+def _new_span(row: NewSequence, info: ExecutorInfo, resident: Resident, gone: Set[int]) -> _Span:
+    name = f"sequence {row.sequence_id}"
+    _require(row.sequence_id not in resident.sequences or row.sequence_id in gone, f"{name} is resident already")
+    _require(0 < row.num_prompt_tokens <= len(row.token_ids), f"{name}: num_prompt_tokens is out of range")
+    _require(
+        min(row.token_ids) >= 0 and max(row.token_ids) < info.vocab_size, f"{name} has a token outside the model's"
+    )
+    _require(row.num_computed_tokens >= 0, f"{name}: num_computed_tokens is negative")
+    end = row.num_computed_tokens + row.num_tokens
+    return _Span(
+        row.sequence_id, row.num_computed_tokens, end, len(row.token_ids), row.block_ids, row.block_ids, is_new=True
+    )
+
+
+def _known_span(row: ScheduledSequence, resident: Resident, gone: Set[int]) -> _Span:
+    held = resident.sequences.get(row.sequence_id)
+    if held is None or row.sequence_id in gone:
+        raise InvalidPlan(f"sequence {row.sequence_id} is not resident")
+    start, blocks = held.num_computed_tokens, held.block_ids
+    if row.new_block_ids:
+        blocks = [*blocks, *row.new_block_ids]
+    return _Span(
+        row.sequence_id, start, start + row.num_tokens, len(held.tokens), blocks, row.new_block_ids, is_new=False
+    )
+
+
+def _check_sizes(spans: list[_Span], info: ExecutorInfo) -> None:
+    _require(len(spans) <= info.max_sequences, f"{len(spans)} rows are more than {info.max_sequences}")
+    total = sum(span.end - span.start for span in spans)
+    _require(total <= info.max_step_tokens, f"{total} tokens are more than {info.max_step_tokens}")
+    for span in spans:
+        name = f"sequence {span.sequence_id}"
+        _require(span.end > span.start, f"{name} computes nothing")
+        _require(span.end <= span.known, f"{name} computes {span.end} tokens and {span.known} are known")
+        _require(span.known <= info.max_model_len, f"{name} is longer than {info.max_model_len} tokens")
+        needed = -(-span.end // info.block_size)
+        _require(len(span.blocks) == needed, f"{name} has {len(span.blocks)} blocks and needs {needed}")
+
+
+def _check_blocks(spans: list[_Span], info: ExecutorInfo, holders: Mapping[int, int], freed: Mapping[int, int]) -> None:
+    """A block that is written belongs to its row alone, but for new sequences that share what the step makes full."""
+    size = info.block_size
+    added = Counter(block for span in spans for block in span.added)
+    sharers = Counter(block for span in spans if span.is_new for block in span.blocks[: span.start // size])
+    for span in spans:
+        name = f"sequence {span.sequence_id}"
+        if span.added:
+            _require_distinct(span.blocks, f"{name} names block {{}} twice")
+            outside = [block for block in span.added if not 0 <= block < info.num_blocks]
+            _require(not outside, f"{name} has block {outside[:1]}, which is outside the pool")
+        for index in range(span.start // size, len(span.blocks)):
+            block = span.blocks[index]
+            held = holders.get(block, 0) - freed.get(block, 0) + added[block]
+            shared = held - 1 - (sharers[block] if index < span.end // size else 0)
+            _require(shared == 0, f"{name} writes block {block}, which is shared")
+
+
+def _check_copies(plan: StepPlan, info: ExecutorInfo, holders: Mapping[int, int], freed: Mapping[int, int]) -> None:
+    sources = {copy.source for copy in plan.copies}
+    for block in sources.union(copy.destination for copy in plan.copies):
+        _require(0 <= block < info.num_blocks, f"block {block} is copied and outside the pool")
+    _require_distinct([copy.destination for copy in plan.copies], "block {} is copied to twice")
+    for copy in plan.copies:
+        block = copy.destination
+        _require(block not in sources, f"block {block} is copied from and to")
+        _require(holders.get(block, 0) == freed.get(block, 0), f"block {block} is copied over and held")
+
+
+def _require_distinct(values: Collection[int], problem: str) -> None:
+    if len(set(values)) < len(values):
+        repeated, _ = Counter(values).most_common(1)[0]
+        raise InvalidPlan(problem.format(repeated))
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise InvalidPlan(problem)

@@ -1,0 +1,94 @@
+"""What is resident: sequences, and the names of blocks with known content. A cache of the plan stream."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+from common.step import ExecutorInfo, ResidentPage, SealedBlock, StepPlan
+from executor_svc import plan_rules
+from executor_svc.sequence import HeldSequence, Row
+
+
+class ResidentTable:
+    """Follows the scheduler's plans: `apply` one, compute its rows, then `commit` or `drop` them.
+
+    A block's hash is forgotten as soon as the block is given out anew: copied to, grown into, or written.
+    """
+
+    def __init__(self, info: ExecutorInfo) -> None:
+        self._info = info
+        self._sequences: dict[int, HeldSequence] = {}
+        self._holders: Counter[int] = Counter()
+        self._hashes: dict[int, bytes] = {}
+
+    def apply(self, plan: StepPlan) -> list[Row]:
+        """Take a plan in; returns what it computes, new sequences first.
+
+        Raises `InvalidPlan`, with nothing changed, where the plan contradicts what is resident.
+        """
+        plan_rules.check_plan(plan, self._info, plan_rules.Resident(self._sequences, self._holders))
+        for sequence_id in chain(plan.finished_ids, plan.preempted_ids):
+            self._remove(sequence_id)
+        for copy in plan.copies:
+            self._hashes.pop(copy.destination, None)
+        rows = []
+        for new in plan.new_sequences:
+            self._sequences[new.sequence_id] = held = HeldSequence(
+                new.sequence_id,
+                list(new.token_ids),
+                new.num_prompt_tokens,
+                new.num_computed_tokens,
+                [],
+                new.sampling,
+            )
+            rows.append(self._row(held, new.num_tokens, new.block_ids))
+        for known in plan.scheduled:
+            rows.append(self._row(self._sequences[known.sequence_id], known.num_tokens, known.new_block_ids))
+        return rows
+
+    def commit(self, rows: Iterable[Row], token_ids: Iterable[int], sealed: Iterable[SealedBlock]) -> None:
+        """The rows are computed, and those that draw drew `token_ids`, in order."""
+        drawn = iter(token_ids)
+        for row in rows:
+            row.sequence.num_computed_tokens = row.end
+            if row.draws:
+                row.sequence.tokens.append(next(drawn))
+        self._hashes.update((seal.block_id, seal.content_hash) for seal in sealed)
+
+    def drop(self, rows: Iterable[Row]) -> None:
+        """The computation of the rows failed: their sequences are forgotten."""
+        for row in rows:
+            self._remove(row.sequence.sequence_id)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._sequences.clear()
+        self._holders.clear()
+        self._hashes.clear()
+
+    def pages(self, last_step: int, page_size: int) -> Iterator[ResidentPage]:
+        """What is resident, at least one page, each with at most `page_size` sequences and cached blocks."""
+        sequences = list(self._sequences.values())
+        cached = [SealedBlock(block, content_hash) for block, content_hash in self._hashes.items()]
+        for start in range(0, max(len(sequences), len(cached), 1), page_size):
+            part = slice(start, start + page_size)
+            reports = tuple(held.report() for held in sequences[part])
+            yield ResidentPage(self._info.epoch, last_step, reports, tuple(cached[part]))
+
+    def _row(self, held: HeldSequence, num_tokens: int, blocks: Sequence[int]) -> Row:
+        held.block_ids.extend(blocks)
+        self._holders.update(blocks)
+        start = held.num_computed_tokens
+        end = start + num_tokens
+        for block in held.block_ids[start // self._info.block_size :]:
+            self._hashes.pop(block, None)
+        return Row(held, start, end, draws=end == len(held.tokens))
+
+    def _remove(self, sequence_id: int) -> None:
+        blocks = self._sequences.pop(sequence_id).block_ids
+        self._holders.subtract(blocks)
+        for block in blocks:
+            if not self._holders[block]:
+                del self._holders[block]

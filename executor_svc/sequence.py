@@ -1,0 +1,58 @@
+"""A resident sequence, and what a step computes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.step import ResidentSequence, Sampling
+
+
+@dataclass(slots=True)
+class HeldSequence:
+    """What the executor remembers of a sequence between steps; `tokens` has the last drawn one, not yet computed."""
+
+    sequence_id: int
+    tokens: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+    sampling: Sampling
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens that are not the prompt: the index of the next one to draw."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    def report(self) -> ResidentSequence:
+        """For a scheduler that takes over."""
+        return ResidentSequence(
+            sequence_id=self.sequence_id,
+            token_ids=tuple(self.tokens),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_computed_tokens=self.num_computed_tokens,
+            block_ids=tuple(self.block_ids),
+            sampling=self.sampling,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tokens `start` to `end` - 1 of a sequence, computed in one step; `draws` where no known token is left after."""
+
+    sequence: HeldSequence
+    start: int
+    end: int
+    draws: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed."""
+        return self.end - self.start
+
+    def slots(self, block_size: int) -> list[int]:
+        """Where the keys and values of the tokens go."""
+        blocks = self.sequence.block_ids
+        return [
+            blocks[position // block_size] * block_size + position % block_size
+            for position in range(self.start, self.end)
+        ]

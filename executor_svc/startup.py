@@ -1,0 +1,90 @@
+"""Everything between an operator's settings and an engine that is ready."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+import torch
+
+from common.errors import StartupError
+from common.metrics import ExecutorMetrics
+from executor_svc.config import Config
+from executor_svc.engine import Engine, EngineLimits
+from executor_svc.host import available_cores, available_memory
+from executor_svc.kv_pool import MIB, KvPool, blocks_that_fit
+from executor_svc.models.registry import load_model
+from executor_svc.models.spec import ModelSpec
+from executor_svc.weights import Checkpoint
+from kernels.backend import kernels_for
+
+_MEMORY_SHARE = 0.25
+_CPU_MEMORY_LIMIT = 1024 * MIB
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+log = structlog.get_logger()
+
+
+def load_engine(settings: Config, metrics: ExecutorMetrics) -> Engine:
+    """Load the model and make the pool. Raises `StartupError`."""
+    started = time.perf_counter()
+    device = _device(settings.device)
+    torch.set_num_threads(settings.num_threads or available_cores())
+    spec = ModelSpec.read(settings.model)
+    dtype = _DTYPES.get(spec.dtype if settings.dtype == "auto" else settings.dtype, torch.float32)
+    log.info("loading the model", model=str(settings.model), architecture=spec.architecture, dtype=_name(dtype))
+    backend = kernels_for(device)
+    model = load_model(spec, Checkpoint(settings.model, dtype, device), backend)
+    seconds = time.perf_counter() - started
+    log.info("model loaded", mib=round(model.weights_bytes / MIB), seconds=round(seconds, 2))
+    pool = _make_pool(settings, spec, dtype, device)
+    log.info("pool of keys and values made", blocks=pool.num_blocks, mib=round(pool.num_bytes / MIB, 1))
+    metrics.model_load_seconds.set(seconds)
+    metrics.weights_bytes.set(model.weights_bytes)
+    metrics.kv_pool_bytes.set(pool.num_bytes)
+    limits = EngineLimits(_max_model_len(settings, spec), settings.max_sequences, settings.max_step_tokens)
+    return Engine(settings.model.resolve().name, model, pool, backend, limits, metrics)
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise StartupError("--device cuda: torch finds no CUDA device; use --device cpu, or a torch with CUDA")
+    return torch.device(name)
+
+
+def _max_model_len(settings: Config, spec: ModelSpec) -> int:
+    if settings.max_model_len is None:
+        return spec.max_model_len
+    if settings.max_model_len > spec.max_model_len:
+        raise StartupError(
+            f"--max-model-len {settings.max_model_len} is more than the model's {spec.max_model_len} tokens: lower it"
+        )
+    return settings.max_model_len
+
+
+def _make_pool(settings: Config, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> KvPool:
+    num_blocks = settings.num_blocks
+    if num_blocks == 0:
+        memory = _kv_cache_memory(settings, device)
+        num_blocks = blocks_that_fit(spec, settings.block_size, dtype, memory)
+    try:
+        return KvPool(spec, num_blocks=num_blocks, block_size=settings.block_size, dtype=dtype, device=device)
+    except RuntimeError as error:  # torch's way to say that memory is short
+        raise StartupError(
+            f"no memory for {num_blocks} blocks of keys and values: lower --kv-cache-memory or --num-blocks"
+        ) from error
+
+
+def _kv_cache_memory(settings: Config, device: torch.device) -> int:
+    """Bytes for keys and values."""
+    if settings.kv_cache_memory is not None:
+        return settings.kv_cache_memory * MIB
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * _MEMORY_SHARE)
+    available = available_memory()
+    return _CPU_MEMORY_LIMIT if available is None else min(int(available * _MEMORY_SHARE), _CPU_MEMORY_LIMIT)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,193 @@
+"""Attention of new tokens over the paged keys and values of their sequences: prefill chunks and decodes in one call.
+
+Shapes: tokens [N] of sequences [S] in order; H query heads share KV key-value heads, G = H / KV to each; D head_dim;
+L keys, padded. A sequence's new tokens are its last ones; each attends to itself and to all before it.
+
+How the reference keeps a token's result the same to the last bit in every batch and chunk: keys come in multiples of
+`_KEYS`, score rows are at least as many as BLAS has its common kernel for, and values are summed in runs of `_RUN`.
+Padding reads the sequence's own first key, so that nothing outside the sequence, not even a NaN, is ever touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+_KEYS = 32
+_RUN = 128
+_QUERY_TILE = 128
+_GATHERED = 2**19
+"""Numbers gathered at once, keys or values: as float32 they fit a core's second-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """Where the tokens of a step are. `block_tables` int64 [S, any width]; `lengths` [S] tokens of each sequence, the
+    new ones included; `query_starts` [S + 1] its first row among the N new tokens, and N."""
+
+    block_tables: torch.Tensor
+    lengths: Sequence[int]
+    query_starts: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Work done at once: one token of several sequences, or several tokens of one.
+
+    `queries` are rows of the query tensor, one sequence after the other; `slots` rows of the pool seen as
+    [slots * KV, D], in the order sequence, head, key. `mask` [sequences, 1, 1 or rows, keys from first_masked on] is
+    added to the scores.
+    """
+
+    num_sequences: int
+    num_rows: int
+    queries: torch.Tensor
+    slots: torch.Tensor
+    first_masked: int
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What is the same in every layer of a step."""
+
+    tiles: tuple[Tile, ...]
+
+
+def plan_attention(
+    batch: PagedBatch, *, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int
+) -> AttentionPlan:
+    """Cut the step into tiles."""
+    counts = [end - start for start, end in zip(batch.query_starts, batch.query_starts[1:], strict=False)]
+    decodes = sorted((index for index, count in enumerate(counts) if count == 1), key=batch.lengths.__getitem__)
+    group = num_heads // num_kv_heads
+    budget = _GATHERED // (num_kv_heads * head_dim)
+    tiles = [_decode_tile(batch, rows, block_size, num_kv_heads, group) for rows in _grouped(batch, decodes, budget)]
+    for index, count in enumerate(counts):
+        if count > 1:
+            for first in range(0, count, _QUERY_TILE):
+                last = min(first + _QUERY_TILE, count)
+                tiles.append(_prefill_tile(batch, index, first, last, block_size, num_kv_heads, group))
+    return AttentionPlan(tuple(tiles))
+
+
+def paged_attention(
+    queries: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, plan: AttentionPlan
+) -> torch.Tensor:
+    """Attention output [N, H, D] of `queries` [N, H, D]; the pools are [num_blocks, block_size, KV, D].
+
+    Scores are scaled by D ** -0.5. Computed in float32, returned in the dtype of `queries`.
+    """
+    output = torch.empty_like(queries)
+    for tile in plan.tiles:
+        output[tile.queries] = _attend(queries[tile.queries], key_pool, value_pool, tile).to(queries.dtype)
+    return output
+
+
+def _attend(queries: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, tile: Tile) -> torch.Tensor:
+    """Attention output of a tile's `queries` [sequences * tokens, H, D], in float32."""
+    _, num_heads, head_dim = queries.shape
+    kv_heads, sequences = key_pool.shape[2], tile.num_sequences
+    group = num_heads // kv_heads
+    keys, values = (_gather(pool, tile.slots, sequences * kv_heads) for pool in (key_pool, value_pool))
+    rows = queries.float().mul_(head_dim**-0.5).view(sequences, -1, kv_heads, group, head_dim)
+    rows = rows.transpose(1, 2).reshape(sequences * kv_heads, -1, head_dim)
+    used = rows.shape[1]
+    scores = torch.bmm(F.pad(rows, (0, 0, 0, tile.num_rows - used)), keys.transpose(1, 2))
+    scores.view(sequences, kv_heads, tile.num_rows, -1)[..., tile.first_masked :].add_(tile.mask)
+    weights = scores.softmax(dim=-1)
+    sums = torch.bmm(weights[..., :_RUN], values[:, :_RUN])
+    for run in range(_RUN, values.shape[1], _RUN):
+        sums.baddbmm_(weights[..., run : run + _RUN], values[:, run : run + _RUN])
+    output = sums[:, :used].view(sequences, kv_heads, -1, group, head_dim)
+    return output.transpose(1, 2).reshape(-1, num_heads, head_dim)
+
+
+def _gather(pool: torch.Tensor, slots: torch.Tensor, heads: int) -> torch.Tensor:
+    """Keys or values as float32 [sequences * KV, L, D]."""
+    rows = pool.view(-1, pool.shape[-1]).index_select(0, slots)
+    return rows.view(heads, -1, pool.shape[-1]).float()
+
+
+def _grouped(batch: PagedBatch, indices: list[int], budget: int) -> Iterator[list[int]]:
+    """Runs of sequences whose padded keys are at most `budget` in all; a sequence beyond that is alone."""
+    group: list[int] = []
+    for index in indices:
+        if group and (len(group) + 1) * _padded(batch.lengths[index]) > budget:
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
+
+
+def _decode_tile(batch: PagedBatch, sequences: list[int], block_size: int, kv_heads: int, group: int) -> Tile:
+    """One token of each of `sequences`, the last of which is the longest."""
+    device = batch.block_tables.device
+    lengths = torch.tensor([batch.lengths[index] for index in sequences], device=device)[:, None]
+    shortest, longest = batch.lengths[sequences[0]], batch.lengths[sequences[-1]]
+    tables = batch.block_tables[torch.tensor(sequences, device=device)]
+    slots, hidden = _slots(tables, lengths, _padded(longest), block_size)
+    return Tile(
+        num_sequences=len(sequences),
+        num_rows=_num_rows(len(sequences) * kv_heads, group),
+        queries=torch.tensor([batch.query_starts[index] for index in sequences], device=device),
+        slots=_per_head(slots, kv_heads),
+        first_masked=shortest,
+        mask=_mask(hidden[:, None, None, shortest:]),
+    )
+
+
+def _prefill_tile(
+    batch: PagedBatch, sequence: int, first: int, last: int, block_size: int, kv_heads: int, group: int
+) -> Tile:
+    """New tokens `first` to `last` - 1 of one sequence."""
+    device = batch.block_tables.device
+    start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
+    offset = batch.lengths[sequence] - (end - start)
+    positions = torch.arange(offset + first, offset + last, device=device)
+    length = positions[-1:, None] + 1
+    slots, _ = _slots(batch.block_tables[sequence, None], length, _padded(offset + last), block_size)
+    num_rows = _num_rows(kv_heads, (last - first) * group)
+    rows = F.pad(positions.repeat_interleave(group), (0, num_rows - (last - first) * group), value=offset + last)
+    keys = torch.arange(offset + first, slots.shape[1], device=device)
+    return Tile(
+        num_sequences=1,
+        num_rows=num_rows,
+        queries=torch.arange(start + first, start + last, device=device),
+        slots=_per_head(slots, kv_heads),
+        first_masked=offset + first,
+        mask=_mask(keys > rows[:, None])[None, None],
+    )
+
+
+def _slots(
+    tables: torch.Tensor, lengths: torch.Tensor, width: int, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Slots of positions 0 to `width` - 1, [sequences, width], and which of them are padding."""
+    positions = torch.arange(width, device=tables.device)
+    hidden = positions >= lengths
+    positions = positions.expand_as(hidden).masked_fill(hidden, 0)
+    return tables.gather(1, positions // block_size) * block_size + positions % block_size, hidden
+
+
+def _per_head(slots: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """Rows of the pool seen as [slots * KV, D], in the order sequence, head, key."""
+    heads = torch.arange(kv_heads, device=slots.device)[:, None]
+    return (slots[:, None] * kv_heads + heads).flatten()
+
+
+def _mask(hidden: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
+
+
+def _padded(length: int) -> int:
+    return -(-length // _KEYS) * _KEYS
+
+
+def _num_rows(matrices: int, rows: int) -> int:
+    """Rows of a score matrix: BLAS multiplies few rows, and small single matrices, in ways of their own."""
+    return max(rows, 4 if matrices > 1 else 16)

@@ -45,7 +45,8 @@ def transformers_answers(model: Path, prompts: Sequence[str], max_tokens: int) -
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
-    reference: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    reference: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    reference.eval()
     answers = []
     for prompt in prompts:
         inputs: Any = tokenizer.apply_chat_template(

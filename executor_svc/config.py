@@ -27,17 +27,17 @@ class Config:
         choices=("auto", "bfloat16", "float32"),
     )
     num_threads: int | None = option(None, "threads that compute; none is one per core available")
-    max_model_len: int | None = option(None, "most tokens of a sequence; none is what the model allows", unit="tokens")
-    block_size: int = option(16, "tokens a block of keys and values holds", unit="tokens")
+    max_model_len: int | None = option(None, "most tokens of a sequence; none is what the model allows")
+    block_size: int = option(16, "tokens a block of keys and values holds")
     kv_cache_memory: int | None = option(
         None,
         "memory for keys and values; none is a quarter of what is available once the model is loaded, on a CPU at"
         " most 1024",
         unit="MiB",
     )
-    num_blocks: int = option(0, "blocks of keys and values; 0 is as many as fit in kv_cache_memory", unit="blocks")
-    max_sequences: int = option(256, "most sequences in a step", unit="sequences")
-    max_step_tokens: int = option(512, "most tokens computed in a step", unit="tokens")
+    num_blocks: int = option(0, "blocks of keys and values; 0 is as many as fit in kv_cache_memory")
+    max_sequences: int = option(256, "most sequences in a step")
+    max_step_tokens: int = option(512, "most tokens computed in a step")
     drain_grace: float = option(30.0, "how long resident sequences may go on after SIGTERM", unit="seconds")
     log_level: str = option("info", "least severity logged", choices=("debug", "info", "warning", "error"))
 

@@ -1,107 +1,172 @@
-"""The executor on the wire: messages to plans, results to messages, and one session at a time."""
+"""Puts a `StepExecutor` on the wire, and nothing else."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import grpc
+import structlog
 
 from citybus.executor.v1 import executor_pb2 as pb
 from citybus.executor.v1 import executor_pb2_grpc
 from common import wire
-from common.errors import FailedPrecondition, InvalidRequest
-from common.step import InvalidPlan, StaleTerm, StepExecutor, StepPlan
+from common.errors import FailedPrecondition, InvalidRequest, Unavailable
+from common.metrics import ExecutorMetrics
+from common.step import InvalidPlan, StaleTerm, StepExecutor, StepPlan, StepResult
 
-DEFAULT_PAGE_SIZE = 256
+READ_AHEAD = 8
+"""Most plans of a session taken off the wire and not answered; more wait in the connection."""
 
-Context = grpc.aio.ServicerContext[Any, Any]
+_DEFAULT_PAGE_SIZE = 256
+_QUIET_CHECKS = 5
+_QUIET_INTERVAL_S = 0.1
 
-_Answer = TypeVar("_Answer")
-_Inbox = asyncio.Queue[StepPlan | Exception | None]
-"""What a session has yet to do: a plan, the error it ends with, or None where its client has said all."""
+T = TypeVar("T")
+_ExecuteContext = grpc.aio.ServicerContext[pb.ExecuteRequest, pb.ExecuteResponse]
+
+log = structlog.get_logger()
+
+
+class Session:
+    """One scheduler's `Execute` call, from its opening on."""
+
+    def __init__(self, term: int) -> None:
+        self.term = term
+        self.ahead = asyncio.Semaphore(READ_AHEAD)
+        self.answers: asyncio.Queue[asyncio.Future[StepResult] | Exception | None] = asyncio.Queue()
+        """In the order of the plans: results to come, then the error that ends the session, or None for its end."""
+        self.over: Exception | None = None
+        """Why no plan of the session is executed any more."""
+
+    def end(self, reason: Exception) -> None:
+        """Execute no further plan, and end the call once what is being executed is answered."""
+        self.over = self.over or reason
+        self.answers.put_nowait(reason)
+
+    def abandon(self) -> None:
+        """The call has ended: execute no further plan."""
+        self.over = self.over or StaleTerm(f"the session of term {self.term} has ended")
+        while not self.answers.empty():
+            answer = self.answers.get_nowait()
+            if isinstance(answer, asyncio.Future):
+                answer.cancel()
 
 
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
-    """Serves any `StepExecutor`, whose calls all happen on one thread of their own.
+    """Calls the executor from one thread of its own, so that the event loop answers while a step is computed.
 
-    The event loop stays free for health, facts and pings, and has the next plan decoded when a step ends.
+    A plan is decoded and queued for that thread while the one before it is still being computed.
     """
 
-    def __init__(self, executor: StepExecutor) -> None:
+    def __init__(self, executor: StepExecutor, metrics: ExecutorMetrics) -> None:
         self._executor = executor
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._current: _Inbox | None = None
+        self._metrics = metrics
+        self._info = wire.info_to_pb(executor.describe())
+        self._thread = ThreadPoolExecutor(1, "engine")
+        self._session: Session | None = None
+        self._draining = False
 
-    def close(self) -> None:
-        """End the thread, after the step it is at."""
-        self._thread.shutdown()
+    async def Describe(
+        self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext[pb.DescribeRequest, pb.DescribeResponse]
+    ) -> pb.DescribeResponse:
+        return self._info
 
-    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
-        return wire.info_to_pb(self._executor.describe())
-
-    async def Execute(self, request_iterator: AsyncIterator[pb.ExecuteRequest], context: Context) -> None:  # type: ignore[override]
-        opening = await anext(request_iterator, None)
-        if opening is None or opening.WhichOneof("message") != "open":
-            raise InvalidRequest("the first message of a session must be open")
-        inbox: _Inbox = asyncio.Queue()
-        term = await self._open(opening.open, inbox)
-        await context.write(pb.ExecuteResponse(opened=pb.SessionOpened(term=term)))
-        reader = asyncio.create_task(_read(request_iterator, inbox))
+    async def Execute(
+        self, request_iterator: AsyncIterator[pb.ExecuteRequest], context: _ExecuteContext
+    ) -> AsyncGenerator[pb.ExecuteResponse, None]:
         try:
-            await self._execute(inbox, context)
-        finally:
-            reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reader
-
-    async def Reconcile(self, request: pb.ReconcileRequest, context: Context) -> None:  # type: ignore[override]
-        page_size = request.page_size if request.HasField("page_size") else DEFAULT_PAGE_SIZE
-        if page_size < 1:
-            raise InvalidRequest("page_size must be 1 or more")
-        for page in await self._call(lambda: list(self._executor.resident(page_size))):
-            await context.write(wire.page_to_pb(page))
-
-    async def _open(self, message: pb.OpenSession, inbox: _Inbox) -> int:
-        """Start a session and end the one before it. Returns the term."""
-        try:
-            term = await self._call(lambda: self._executor.open(message.epoch, message.resume))
+            session = await self._open(await anext(request_iterator, pb.ExecuteRequest()))
+            reader = asyncio.create_task(self._read(session, request_iterator))
+            try:
+                yield pb.ExecuteResponse(opened=pb.SessionOpened(term=session.term))
+                while (answer := await session.answers.get()) is not None:
+                    if isinstance(answer, Exception):
+                        raise answer
+                    yield pb.ExecuteResponse(result=wire.result_to_pb(await answer))
+                    session.ahead.release()
+            finally:
+                session.abandon()
+                reader.cancel()
+                log.info("session ended", term=session.term)
         except StaleTerm as error:
             raise FailedPrecondition(str(error)) from error
-        if self._current is not None:
-            self._current.put_nowait(FailedPrecondition(f"a newer scheduler holds the executor, with term {term}"))
-        self._current = inbox
-        return term
-
-    async def _execute(self, inbox: _Inbox, context: Context) -> None:
-        """Step by step, in the order of the plans, until the client is done."""
-        while (plan := await inbox.get()) is not None:
-            if isinstance(plan, Exception):
-                raise plan
-            try:
-                result = await self._call(self._executor.step, plan)
-            except StaleTerm as error:
-                raise FailedPrecondition(str(error)) from error
-            except InvalidPlan as error:
-                raise InvalidRequest(str(error)) from error
-            await context.write(pb.ExecuteResponse(result=wire.result_to_pb(result)))
-
-    async def _call(self, function: Callable[..., _Answer], *arguments: object) -> _Answer:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
-
-
-async def _read(requests: AsyncIterator[pb.ExecuteRequest], inbox: _Inbox) -> None:
-    """Decode plans as they come in; flow control of the stream and the scheduler's window bound their number."""
-    async for request in requests:
-        if request.WhichOneof("message") != "plan":
-            inbox.put_nowait(InvalidRequest("every message of a session after the first must be a plan"))
-            return
-        try:
-            inbox.put_nowait(wire.plan_from_pb(request.plan))
         except InvalidPlan as error:
-            inbox.put_nowait(InvalidRequest(str(error)))
-            return
-    inbox.put_nowait(None)
+            log.error("plan refused", reason=str(error))
+            raise InvalidRequest(str(error)) from error
+
+    async def Reconcile(
+        self,
+        request: pb.ReconcileRequest,
+        context: grpc.aio.ServicerContext[pb.ReconcileRequest, pb.ReconcileResponse],
+    ) -> AsyncGenerator[pb.ReconcileResponse, None]:
+        page_size = request.page_size if request.HasField("page_size") else _DEFAULT_PAGE_SIZE
+        if page_size < 1:
+            raise InvalidRequest("page_size must be at least 1")
+        for page in await self._call(lambda: list(self._executor.resident(page_size))):
+            yield wire.page_to_pb(page)
+
+    async def drain(self) -> None:
+        """Refuse new sessions, let the open one go on until nothing of it is resident, and end it."""
+        self._draining = True
+        try:
+            quiet = 0
+            while self._session and not self._session.over and quiet < _QUIET_CHECKS:
+                await asyncio.sleep(_QUIET_INTERVAL_S)
+                page = await self._call(lambda: next(self._executor.resident(1)))
+                quiet = 0 if page.sequences else quiet + 1
+        finally:
+            if self._session:
+                self._session.end(Unavailable("the executor is shutting down"))
+
+    async def _open(self, request: pb.ExecuteRequest) -> Session:
+        if request.WhichOneof("message") != "open":
+            raise InvalidRequest("the first message of a session must be `open`")
+        if self._draining:
+            raise Unavailable("the executor is shutting down")
+        epoch, resume = request.open.epoch, request.open.resume
+        session = Session(await self._call(lambda: self._executor.open(epoch, resume)))
+        older, self._session = self._session, session
+        if older:
+            older.end(StaleTerm(f"term {older.term} has ended: a newer scheduler holds term {session.term}"))
+        log.info("session opened", term=session.term, resume=resume)
+        return session
+
+    async def _read(self, session: Session, requests: AsyncIterator[pb.ExecuteRequest]) -> None:
+        """Queue every plan for the engine's thread, at most `READ_AHEAD` beyond the last answer."""
+        try:
+            async for request in requests:
+                if request.WhichOneof("message") != "plan":
+                    raise InvalidRequest("every message of a session but the first must be `plan`")
+                plan = wire.plan_from_pb(request.plan)
+                session.answers.put_nowait(self._call(partial(self._step, session, plan)))
+                await session.ahead.acquire()
+            session.answers.put_nowait(None)
+        except (InvalidPlan, InvalidRequest) as error:
+            session.answers.put_nowait(error)
+
+    def _step(self, session: Session, plan: StepPlan) -> StepResult:
+        """On the engine's thread: a plan, unless its session has ended or one before it was refused."""
+        if session.over:
+            raise session.over
+        try:
+            result = self._executor.step(plan)
+        except Exception as error:
+            session.over = error
+            raise
+        self._observe(plan, result)
+        return result
+
+    def _observe(self, plan: StepPlan, result: StepResult) -> None:
+        self._metrics.steps.inc()
+        self._metrics.failed_steps.inc(result.error is not None)
+        self._metrics.idle_seconds.inc(result.idle_ns / 1e9)
+        self._metrics.step_seconds.observe(result.execute_ns / 1e9)
+        self._metrics.step_tokens.observe(plan.num_tokens)
+
+    def _call(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Call on the engine's thread, after everything queued before."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, function)

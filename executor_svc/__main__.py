@@ -1,0 +1,66 @@
+"""`python -m executor_svc`: the one place that names concrete classes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from citybus.executor.v1 import executor_pb2_grpc
+from common import address, config, log
+from common.errors import StartupError
+from common.grpc_server import GrpcServer
+from common.metrics import ExecutorMetrics, serve_metrics
+from common.step import StepExecutor
+from executor_svc.config import Config
+from executor_svc.own_kernels import check_own_kernels
+from executor_svc.server import ExecutorServicer
+
+SERVICE = "citybus.executor.v1.ExecutorService"
+UNLIMITED_BYTES = -1
+
+
+async def serve(settings: Config, engine: StepExecutor, registry: CollectorRegistry, metrics: ExecutorMetrics) -> None:
+    """Run until a signal has drained the service. Raises `StartupError`."""
+    servicer = ExecutorServicer(engine, metrics)
+    server = GrpcServer(settings.listen, services=[SERVICE], max_message_bytes=UNLIMITED_BYTES)
+    executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, server.server)
+    metrics_server = serve_metrics(registry, settings.metrics_listen)
+    try:
+        port = await server.start()
+        await server.set_serving(True)
+        structlog.get_logger().info(
+            "serving", listen=address.with_port(settings.listen, port), metrics_port=metrics_server.port
+        )
+        await server.run_until_signal(servicer.drain, settings.drain_grace)
+    finally:
+        metrics_server.close()
+
+
+def main() -> int:
+    """The process. Returns its exit status."""
+    try:
+        settings = config.load(
+            Config, sys.argv[1:], os.environ, prog="python -m executor_svc", env_prefix="CITYBUS_EXECUTOR"
+        )
+        log.configure("executor", settings.log_level)
+        address.check_free(settings.listen)
+        check_own_kernels()
+        from executor_svc.startup import load_engine  # only now: it imports kernels
+
+        registry = CollectorRegistry()
+        metrics = ExecutorMetrics(registry)
+        asyncio.run(serve(settings, load_engine(settings, metrics), registry, metrics))
+    except StartupError as error:
+        print(f"executor: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

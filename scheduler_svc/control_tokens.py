@@ -12,6 +12,8 @@ import re
 import secrets
 from collections.abc import Sequence
 
+_STRETCH = 1 << 18  # characters handled at a stretch: a hostile message full of spellings must not hold the GIL
+
 
 class ControlSpellings:
     """Finds and replaces the spellings `control` of a tokenizer's control tokens.
@@ -42,11 +44,14 @@ class ControlSpellings:
         """
         start, end = len(text) - len(text.lstrip()), len(text.rstrip())
         lengths = range(1, min(self._longest, end - start + 1))
-        cuts = {match.start() + 1 for match in self._pattern.finditer(text)}
-        cuts |= {start + length - 1 for length in lengths if text[start : start + length] in self._endings}
+        cuts = {start + length - 1 for length in lengths if text[start : start + length] in self._endings}
         cuts |= {end - length + 1 for length in lengths if text[end - length : end] in self._beginnings}
+        cuts |= set(range(_STRETCH, len(text), _STRETCH))
         bounds = [0, *sorted(cuts), len(text)]
-        return self.break_mark.join(text[left:right] for left, right in itertools.pairwise(bounds))
+        return self.break_mark.join(self._part(text[left:right]) for left, right in itertools.pairwise(bounds))
+
+    def _part(self, text: str) -> str:
+        return self._pattern.sub(lambda match: match[0][:1] + self.break_mark + match[0][1:], text)
 
     def unshield(self, text: str) -> str:
         """`text` without break marks."""

@@ -1,8 +1,7 @@
 """Makes token ids of a prompt, without holding up the event loop.
 
 Short plain text is encoded at once; everything else in threads of its own, which run beside the event loop: encoding
-releases the GIL, and rendering a template is interrupted by it. Input that cannot fit whatever its tokens are is
-refused before it is encoded.
+releases the GIL, and rendering a template is interrupted by it.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class PromptEncoder:
     async def encode(self, prompt: Prompt, vocab_size: int, max_model_len: int) -> tuple[int, ...]:
         """Token ids of `prompt`: at least one, each below `vocab_size`, possibly more than `max_model_len`.
 
-        Raises `InvalidRequest`, also for text that by its size alone has more than `max_model_len` tokens.
+        Raises `InvalidRequest`, also for long text that has many more than `max_model_len` tokens.
         """
         match prompt:
             case TokenPrompt():
@@ -100,8 +99,7 @@ class PromptEncoder:
         return await asyncio.get_running_loop().run_in_executor(self._pool, encode, source, max_model_len)
 
     def _encode_text(self, text: str, max_model_len: int) -> tuple[int, ...]:
-        self._refuse_oversize(text, TextPrompt.field, max_model_len)
-        return tuple(self.tokenizer.encode_text(text))
+        return tuple(self.tokenizer.encode_text(text, max_model_len))
 
     def _encode_chat(self, messages: Sequence[Message], max_model_len: int) -> tuple[int, ...]:
         if self._template is None:
@@ -112,13 +110,7 @@ class PromptEncoder:
             rendered = self._template.render(shielded)
         except InvalidRequest as error:
             raise InvalidRequest(unshield(str(error))) from error
-        self._refuse_oversize(unshield(rendered), ChatPrompt.field, max_model_len)
-        return tuple(self.tokenizer.encode_rendered(rendered))
-
-    def _refuse_oversize(self, text: str, field: str, max_model_len: int) -> None:
-        bound = self.tokenizer.max_token_bytes
-        if bound is not None and (size := len(text.encode())) > bound * max_model_len:
-            raise InvalidRequest(f"{field}: {size} bytes cannot fit the model's context of {max_model_len} tokens")
+        return tuple(self.tokenizer.encode_rendered(rendered, max_model_len))
 
 
 def check_room(num_tokens: int, max_model_len: int) -> None:

@@ -11,6 +11,9 @@ ordinary characters; only the chat template (and the begin token of a plain text
   are taken off, and the message is encoded as it is.
 - Some vocabularies can build a control token from ordinary pieces ("</s>" from "</" and "s>"). Where that happens,
   the spelling is encoded in two parts.
+
+Encoding takes about 300 bytes of memory a token, so a text that is much too long must not be encoded whole. Its tokens
+are first counted piece by piece, until they are too many.
 """
 
 from __future__ import annotations
@@ -24,20 +27,20 @@ from common.errors import InvalidRequest
 from scheduler_svc.control_tokens import ControlSpellings
 from scheduler_svc.model_files import ModelFiles
 from scheduler_svc.token_bytes import TokenBytes
-from scheduler_svc.token_size import longest_token_bytes
+
+_PIECE_CHARACTERS = 1 << 16
+_TOKENS_PER_CUT = 64  # a cut between two pieces makes two tokens of one, and disturbs a few beside it
 
 
 class Tokenizer:
     """The tokenizer of a model folder; it takes over `files.backend`. Encoding is safe in several threads at once.
 
-    `control_ids` are its control tokens. `max_token_bytes` is the most bytes of text that one token can stand for,
-    None where there is no such bound.
+    `control_ids` are its control tokens.
     """
 
     def __init__(self, files: ModelFiles) -> None:
         self._backend = backend = files.backend
         self.token_bytes = TokenBytes(backend)
-        self.max_token_bytes = longest_token_bytes(backend)
         self._begin = _begin_ids(backend, files)
         control = _flag_control_tokens(backend, files.eos_token_ids)
         self.control_ids = frozenset(control.values())
@@ -47,13 +50,16 @@ class Tokenizer:
         self._break_id = added[self._spellings.break_mark]
         self._real_ids = {added[stand_in]: control[text] for text, stand_in in self._spellings.stand_ins.items()}
 
-    def encode_text(self, text: str) -> list[int]:
-        """Ids of plain text, after the model's begin token if it adds one. Raises `InvalidRequest`."""
-        return [*self._begin, *self._encode(text)]
+    def encode_text(self, text: str, limit: int) -> list[int]:
+        """Ids of plain text, after the model's begin token if it adds one.
 
-    def encode_rendered(self, rendered: str) -> list[int]:
-        """Ids of a rendered template that may hold shielded text; no begin token is added. Raises `InvalidRequest`."""
-        return self._encode(self.unshield(self._spellings.stand_in(rendered)))
+        Raises `InvalidRequest`, also for long text that has more than `limit` tokens; short text may give more.
+        """
+        return [*self._begin, *self._encode(text, limit)]
+
+    def encode_rendered(self, rendered: str, limit: int) -> list[int]:
+        """Ids of a rendered template that may hold shielded text; no begin token is added. Raises as `encode_text`."""
+        return self._encode(self.unshield(self._spellings.stand_in(rendered)), limit)
 
     def shield(self, content: str) -> str:
         """`content` of a caller, such that rendering it into a template adds no control token."""
@@ -63,7 +69,9 @@ class Tokenizer:
         """`text` as it was before `shield`."""
         return self._spellings.unshield(text)
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, limit: int) -> list[int]:
+        if len(text) > max(_PIECE_CHARACTERS, 2 * limit):
+            self._refuse_oversize(text, limit)
         ids = self._backend_ids(text)
         if self._is_forged(ids):
             ids = self._backend_ids(self._spellings.shield(text))
@@ -71,6 +79,13 @@ class Tokenizer:
             raise InvalidRequest("the prompt spells a control token in a way that cannot be told from the token itself")
         real_ids = self._real_ids
         return [real_ids.get(token_id, token_id) for token_id in ids if token_id != self._break_id]
+
+    def _refuse_oversize(self, text: str, limit: int) -> None:
+        count = 0
+        for start in range(0, len(text), _PIECE_CHARACTERS):
+            count += len(self._backend_ids(text[start : start + _PIECE_CHARACTERS])) - _TOKENS_PER_CUT
+            if count > limit:
+                raise InvalidRequest(f"the prompt has more than {limit} tokens, all that the model's context holds")
 
     def _backend_ids(self, text: str) -> list[int]:
         # Only the batch methods release the GIL; the fast one keeps no offsets.

@@ -37,6 +37,7 @@ async def serve(settings: Config, engine: StepExecutor, registry: CollectorRegis
         )
         await server.run_until_signal(servicer.drain, settings.drain_grace)
     finally:
+        servicer.close()
         metrics_server.close()
 
 

@@ -122,6 +122,10 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             if self._session:
                 self._session.end(Unavailable("the executor is shutting down"))
 
+    def close(self) -> None:
+        """End the engine's thread, once the step it computes is done."""
+        self._thread.shutdown(cancel_futures=True)
+
     async def _open(self, request: pb.ExecuteRequest) -> Session:
         if request.WhichOneof("message") != "open":
             raise InvalidRequest("the first message of a session must be `open`")

@@ -29,8 +29,8 @@ _PASSED_ON = {
     "executor": ("dtype", "kv_cache_memory", "num_threads", "max_sequences"),
     "scheduler": ("policy", "drain_grace"),
 }
-_EXECUTOR_GRACE_S = 10.0
-_SCHEDULER_MARGIN_S = 5.0
+_EXECUTOR_GRACE_S = 5.0  # it is told to end when the scheduler has ended, and nobody waits for it any more
+_MARGIN_S = 5.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -94,23 +94,23 @@ async def _serve(args: argparse.Namespace, model: Path) -> None:
 
 
 def _executor(args: argparse.Namespace, model: Path) -> Service:
-    module = ("executor_svc", f"--model={model}", f"--listen={args.executor_listen}")
+    fixed = (f"--model={model}", f"--listen={args.executor_listen}", f"--drain-grace={_EXECUTOR_GRACE_S}")
     return Service(
         "executor",
-        (*module, *_passed_on("executor", args), *args.executor_arg),
+        ("executor_svc", *fixed, *_passed_on("executor", args), *args.executor_arg),
         _reachable(args.executor_listen),
-        _EXECUTOR_GRACE_S,
+        _EXECUTOR_GRACE_S + _MARGIN_S,
     )
 
 
 def _scheduler(args: argparse.Namespace, model: Path) -> Service:
     addresses = (f"--listen={args.listen}", f"--admin-listen={args.admin_listen}")
-    module = ("scheduler_svc", f"--model={model}", *addresses, f"--executor={_reachable(args.executor_listen)}")
+    fixed = (f"--model={model}", *addresses, f"--executor={_reachable(args.executor_listen)}")
     return Service(
         "scheduler",
-        (*module, *_passed_on("scheduler", args), *args.scheduler_arg),
+        ("scheduler_svc", *fixed, *_passed_on("scheduler", args), *args.scheduler_arg),
         _reachable(args.listen),
-        args.drain_grace + _SCHEDULER_MARGIN_S,
+        args.drain_grace + _MARGIN_S,
     )
 
 

@@ -67,8 +67,9 @@ class Serving:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait()
         self._reader.join()
+        with self.process:  # closes the pipe
+            pass
 
 
 def until(condition: Callable[[], bool], what: Callable[[], object]) -> None:

@@ -28,15 +28,10 @@ class ChatTemplateSource:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What the scheduler needs of a model folder.
-
-    `special_tokens` maps a role ("bos_token") to its text. `adds_bos` is what tokenizer_config.json says of plain
-    text; None leaves it to tokenizer.json.
-    """
+    """What the scheduler needs of a model folder. `special_tokens` maps a role ("bos_token") to its text."""
 
     backend: BackendTokenizer
     special_tokens: Mapping[str, str]
-    adds_bos: bool | None
     eos_token_ids: frozenset[int]
     chat_template: ChatTemplateSource | None
 
@@ -50,9 +45,7 @@ def read_model_files(folder: Path) -> ModelFiles:
     special_tokens = _special_tokens(config)
     tokenizer_eos = backend.token_to_id(special_tokens.get("eos_token", ""))
     eos_token_ids = _configured_eos(folder) | ({tokenizer_eos} if tokenizer_eos is not None else set())
-    return ModelFiles(
-        backend, special_tokens, _adds_bos(config), frozenset(eos_token_ids), _find_chat_template(folder, config)
-    )
+    return ModelFiles(backend, special_tokens, frozenset(eos_token_ids), _find_chat_template(folder, config))
 
 
 def _read_tokenizer(path: Path) -> BackendTokenizer:
@@ -85,13 +78,6 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     named = {name: value for name, value in config.items() if name.endswith("_token")}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
-
-
-def _adds_bos(config: Mapping[str, Any]) -> bool | None:
-    """What the config says; naming only the end token's flag means that no begin token is added."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return None
-    return bool(config.get("add_bos_token"))
 
 
 def _configured_eos(folder: Path) -> set[int]:

@@ -41,7 +41,7 @@ class Tokenizer:
     def __init__(self, files: ModelFiles) -> None:
         self._backend = backend = files.backend
         self.token_bytes = TokenBytes(backend)
-        self._begin = _begin_ids(backend, files)
+        self._begin = _begin_ids(backend)
         control = _flag_control_tokens(backend, files.eos_token_ids)
         self.control_ids = frozenset(control.values())
         self._unforgeable = self.control_ids - {_unknown_id(backend)}
@@ -118,13 +118,10 @@ def _add_stand_ins(backend: BackendTokenizer, spellings: ControlSpellings) -> Ma
     return {token.content: token_id for token_id, token in backend.get_added_tokens_decoder().items()}
 
 
-def _begin_ids(backend: BackendTokenizer, files: ModelFiles) -> list[int]:
-    """Ids that the model puts before plain text."""
-    if files.adds_bos is None:
-        bare, whole = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
-        return next((whole[:start] for start in range(len(whole)) if whole[start : start + len(bare)] == bare), [])
-    bos = backend.token_to_id(files.special_tokens.get("bos_token", ""))
-    return [bos] if files.adds_bos and bos is not None else []
+def _begin_ids(backend: BackendTokenizer) -> list[int]:
+    """Ids that tokenizer.json puts before plain text. As in transformers 5, tokenizer_config.json has no say in it."""
+    bare, whole = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
+    return next((whole[:start] for start in range(len(whole)) if whole[start : start + len(bare)] == bare), [])
 
 
 def _unknown_id(backend: BackendTokenizer) -> int | None:

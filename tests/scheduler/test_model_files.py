@@ -47,18 +47,9 @@ def test_end_token_that_is_no_id(tmp_path: Path, broken: Any) -> None:
 
 
 def test_special_tokens_are_named_by_text(tmp_path: Path) -> None:
-    write_folder(tmp_path, bos_token={"content": "<|bos|>"}, pad_token=None, unk_token=3, add_bos_token=False)
+    write_folder(tmp_path, bos_token={"content": "<|bos|>"}, pad_token=None, unk_token=3)
     files = read_model_files(tmp_path)
     assert files.special_tokens == {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
-    assert files.adds_bos is False
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [({}, None), ({"add_bos_token": True}, True), ({"add_bos_token": False}, False), ({"add_eos_token": True}, False)],
-)
-def test_whether_a_begin_token_is_added(tmp_path: Path, flags: dict[str, Any], expected: bool | None) -> None:
-    assert read_model_files(write_folder(tmp_path, **flags)).adds_bos is expected
 
 
 def named(*names: str) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as BackendTokenizer
-from tokenizers import models, normalizers
+from tokenizers import models, normalizers, processors
 
 from common.errors import InvalidRequest
 from scheduler_svc.model_files import ModelFiles
@@ -32,10 +32,8 @@ def with_normalizer(backend: BackendTokenizer, normalizer: normalizers.Normalize
     return backend
 
 
-def tokenizer(
-    backend: BackendTokenizer, *, adds_bos: bool | None = None, eos: frozenset[int] = frozenset(), bos: str = "<|bos|>"
-) -> Tokenizer:
-    return Tokenizer(ModelFiles(backend, {"bos_token": bos}, adds_bos, eos, None))
+def tokenizer(backend: BackendTokenizer, eos: frozenset[int] = frozenset()) -> Tokenizer:
+    return Tokenizer(ModelFiles(backend, {}, eos, None))
 
 
 def rendered(tokens: Tokenizer, *contents: str) -> str:
@@ -147,26 +145,20 @@ def test_unknown_characters_are_no_forgery() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "adds_bos", "expected"),
-    [
-        (byte_level(), None, [BOS]),
-        (byte_level(), True, [BOS]),
-        (byte_level(), False, []),
-        (byte_level(bos=False), None, []),
-        (byte_level(bos=False), True, [BOS]),
-        (sentencepiece(), None, [1]),
-    ],
+    ("backend", "expected"), [(byte_level(), [BOS]), (byte_level(bos=False), []), (sentencepiece(), [1])]
 )
-def test_F13_begin_token_is_what_the_model_adds_to_plain_text(
-    backend: BackendTokenizer, adds_bos: bool | None, expected: list[int]
-) -> None:
-    tokens = tokenizer(backend, adds_bos=adds_bos)
+def test_F13_begin_token_is_what_the_model_adds_to_plain_text(backend: BackendTokenizer, expected: list[int]) -> None:
+    tokens = tokenizer(backend)
     assert tokens.encode_text("", LIMIT) == expected
     assert tokens.encode_rendered("", LIMIT) == []
 
 
-def test_begin_token_that_is_not_in_the_vocabulary_is_not_added() -> None:
-    assert tokenizer(byte_level(), adds_bos=True, bos="<s>").encode_text("", LIMIT) == []
+def test_end_token_that_the_tokenizer_adds_is_left_out() -> None:
+    backend = byte_level()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A <|eos|>", special_tokens=[("<|bos|>", BOS), ("<|eos|>", EOS)]
+    )
+    assert tokenizer(backend).encode_text("hi", LIMIT) == [BOS, 104, 105]
 
 
 def test_encoding_runs_beside_other_threads() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 
@@ -13,13 +15,17 @@ from common.step import (
     InvalidPlan,
     NewSequence,
     ResidentPage,
+    ResidentSequence,
     Sampling,
     ScheduledSequence,
     SealedBlock,
     StepPlan,
     StepResult,
 )
+from scheduler_svc.executor_client import ExecutorClient
 from tests.contract import strategies
+from tests.contract.wire_executor import Served, WireExecutor
+from tests.fakes import INFO
 
 
 @given(strategies.plans)
@@ -111,3 +117,56 @@ def test_columns_that_disagree_are_refused(message: pb.StepPlan) -> None:
 def test_a_page_whose_columns_disagree_is_refused() -> None:
     with pytest.raises(InvalidPlan):
         wire.page_from_pb(pb.ReconcileResponse(cached_blocks=[1, 2], cached_hashes=bytes(16)))
+
+
+class Recorder:
+    """Executes nothing: keeps the plans it is given, and tells of one large resident sequence a plan."""
+
+    def __init__(self) -> None:
+        self.plans: list[StepPlan] = []
+
+    def describe(self) -> ExecutorInfo:
+        return INFO
+
+    def open(self, epoch: bytes, resume: bool) -> int:
+        return 1
+
+    def step(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        return StepResult(plan.step)
+
+    def resident(self, page_size: int) -> Iterator[ResidentPage]:
+        rows = self.plans[0].new_sequences
+        held = [ResidentSequence(r.sequence_id, r.token_ids, 1, 0, r.block_ids, r.sampling) for r in rows]
+        for start in range(0, len(held), page_size):
+            yield ResidentPage(INFO.epoch, 1, tuple(held[start : start + page_size]))
+
+
+def huge_plan(step: int) -> StepPlan:
+    """256 new sequences with tables of 8,000 blocks, and a prompt of 64k tokens: 10 MB."""
+    rows = [
+        NewSequence(key, (7,) * 8_000, 8_000, 0, 1, tuple(range(key * 8_000, (key + 1) * 8_000)), Sampling())
+        for key in range(256)
+    ]
+    rows.append(NewSequence(999, tuple(range(65_536)), 65_536, 0, 1, tuple(range(4_096)), Sampling()))
+    return StepPlan(1, step, new_sequences=tuple(rows))
+
+
+async def test_F37_a_legal_plan_never_fails_by_its_size() -> None:
+    plans = [huge_plan(1), StepPlan(1, 2, finished_ids=(999,))]
+    assert wire.plan_to_pb(plans[0]).ByteSize() > 8_000_000
+    executor = Recorder()
+    with Served(executor) as served:
+        client = ExecutorClient(served.target)
+        session = await client.open(INFO.epoch, resume=False, timeout_s=30)
+        async with session:
+            for plan in plans:
+                await session.send(plan)
+            results = [await session.receive() for _ in plans]
+        await client.close()
+        over_the_wire = WireExecutor(served.target)
+        pages = list(over_the_wire.resident(256))
+        over_the_wire.close()
+    assert [result.step for result in results] == [1, 2]
+    assert executor.plans == plans
+    assert pages == list(executor.resident(256))

@@ -1,0 +1,46 @@
+"""Every test of an executor runs on the fake one and on the real engine, called directly and over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+
+from common.metrics import ExecutorMetrics
+from common.step import StepExecutor
+from executor_svc.config import Config
+from executor_svc.engine import Engine
+from executor_svc.startup import load_engine
+from tests.checkpoints import write_tiny
+from tests.contract.session import NUM_BLOCKS
+from tests.contract.subjects import Subject, engine_subject, fake_subject
+from tests.contract.wire_executor import Served, WireExecutor
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    torch.set_num_threads(1)
+    model = write_tiny(tmp_path_factory.mktemp("contract") / "tiny")
+    settings = Config(model=model, num_blocks=NUM_BLOCKS, num_threads=1, max_sequences=16, max_step_tokens=128)
+    return load_engine(settings, ExecutorMetrics(CollectorRegistry()))
+
+
+@pytest.fixture(params=["fake", "engine", "fake over gRPC", "engine over gRPC"])
+def subject(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
+    kind, _, wire = request.param.partition(" over ")
+    inner = fake_subject() if kind == "fake" else engine_subject(request.getfixturevalue("engine"), monkeypatch)
+    if not wire:
+        yield inner
+        return
+    with Served(inner.executor) as served:
+        executor = WireExecutor(served.target)
+        yield replace(inner, executor=executor)
+        executor.close()
+
+
+@pytest.fixture
+def executor(subject: Subject) -> StepExecutor:
+    return subject.executor

@@ -23,7 +23,7 @@ from scheduler_svc.chat_template import ChatTemplate
 from scheduler_svc.config import Config
 from scheduler_svc.executor_client import ExecutorClient, Fenced
 from scheduler_svc.frontend import GenerationServicer
-from scheduler_svc.loop import LoopSettings, SchedulerLoop
+from scheduler_svc.loop import SchedulerLoop
 from scheduler_svc.model_files import read_model_files
 from scheduler_svc.plan_log import PlanLog
 from scheduler_svc.policies import BUILT_IN
@@ -51,7 +51,7 @@ async def serve(settings: Config) -> None:
         loop = SchedulerLoop(
             ExecutorClient(settings.executor),
             BUILT_IN[settings.policy](),
-            LoopSettings(settings.window, settings.step_timeout, settings.executor_timeout),
+            settings,
             metrics,
             on_serving=server.set_serving,
             on_plan=_plan_recorder(settings, stack),

@@ -28,7 +28,7 @@ class Config:
     )
     max_request_bytes: int = option(16 * 2**20, "largest message of a client", unit="bytes")
     max_queued_requests: int = option(4096, "most requests at once, running ones included", unit="requests")
-    time_limit: float = option(3600.0, "time limit of a request that has none of its own", unit="seconds")
+    time_limit: float = option(3600.0, "most time of a request, queueing included; it may ask for less", unit="seconds")
     drain_grace: float = option(30.0, "how long running requests may go on after SIGTERM", unit="seconds")
     plan_log: Path | None = option(None, "file to record every plan in, one JSON object a line")
     log_level: str = option("info", "least severity logged", choices=("debug", "info", "warning", "error"))

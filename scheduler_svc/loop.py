@@ -7,35 +7,28 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from common.errors import CitybusError, InvalidRequest, Unavailable
 from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo, StepPlan, StepResult
+from scheduler_svc.config import Config
 from scheduler_svc.core.policy import Policy
-from scheduler_svc.core.request import FinishReason, NeverFits, Request, SequenceUpdate
-from scheduler_svc.core.scheduler import Scheduler, Snapshot, Totals, WrongResult
+from scheduler_svc.core.readings import Snapshot, Totals
+from scheduler_svc.core.request import NeverFits, Request
+from scheduler_svc.core.scheduler import Scheduler, WrongResult
+from scheduler_svc.delivery import Delivery
 from scheduler_svc.executor_client import ExecutorClient, Fenced, Session, SessionLost
 from scheduler_svc.output_stream import OutputSink
+from scheduler_svc.patience import Patience
 from scheduler_svc.step_metrics import StepMetrics
 
 RETRY_S = 0.2
 """Between two attempts to reach the executor."""
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class LoopSettings:
-    """`window`: most plans in flight. `step_timeout_s`: how long a step may take before the executor counts as lost.
-    `executor_timeout_s`: how long requests wait for a lost executor before they fail with UNAVAILABLE."""
-
-    window: int = 2
-    step_timeout_s: float = 120.0
-    executor_timeout_s: float = 30.0
 
 
 class SchedulerLoop:
@@ -48,7 +41,7 @@ class SchedulerLoop:
         self,
         client: ExecutorClient,
         policy: Policy,
-        settings: LoopSettings,
+        settings: Config,
         metrics: SchedulerMetrics,
         *,
         on_serving: Callable[[bool], Awaitable[None]],
@@ -62,11 +55,11 @@ class SchedulerLoop:
         self._policy = policy
         self._core: Scheduler | None = None
         self._info: ExecutorInfo | None = None
-        self._sinks: dict[int, OutputSink] = {}
+        self._delivery = Delivery()
         self._ids = itertools.count(1)
         self._wake = asyncio.Event()
         self._results: deque[StepResult] = deque()
-        self._sent_at: deque[float] = deque()
+        self._patience = Patience(settings.step_timeout)
         self._draining = False
         self._idle = asyncio.Event()
 
@@ -103,13 +96,13 @@ class SchedulerLoop:
             self._core.add(request)
         except NeverFits as error:
             raise InvalidRequest(str(error)) from error
-        self._sinks[request.sequence_id] = sink
+        self._delivery.add(request.sequence_id, sink)
         self._wake.set()
 
     def cancel(self, sequence_id: int) -> None:
         """End a request. Nothing happens where it has ended already."""
         if self._core is not None:
-            self._publish(self._core.cancel(sequence_id, time.monotonic()))
+            self._delivery.publish(self._core, self._core.cancel(sequence_id, time.monotonic()))
             self._wake.set()
 
     def snapshot(self) -> tuple[Snapshot, Totals] | None:
@@ -171,19 +164,19 @@ class SchedulerLoop:
     def _pass_time(self, lost_at: float) -> None:
         now = time.monotonic()
         if self._core is not None:
-            self._publish(self._core.expire(now))
-        if now - lost_at > self._settings.executor_timeout_s:
+            self._delivery.publish(self._core, self._core.expire(now))
+        if now - lost_at > self._settings.executor_timeout:
             self._abandon(Unavailable("the executor is away: try again later", retry_after_s=5.0))
         self._note_idle()
 
     def _start_over(self, info: ExecutorInfo, term: int) -> None:
         """Begin a session with an executor that holds nothing of ours."""
         self._results.clear()
-        self._sent_at.clear()
+        self._patience.start_over()
         if self._core is None:
             self._core = Scheduler(info, self._policy, term=term, window=self._settings.window)
         else:
-            self._publish(self._core.reset(info, term, time.monotonic()))
+            self._delivery.publish(self._core, self._core.reset(info, term, time.monotonic()))
         self._info = info
         log.info("executor connected", model=info.model, term=term, num_blocks=info.num_blocks)
 
@@ -195,7 +188,7 @@ class SchedulerLoop:
             while True:
                 self._wake.clear()
                 self._take_results(self._core)
-                self._publish(self._core.expire(time.monotonic()))
+                self._delivery.publish(self._core, self._core.expire(time.monotonic()))
                 await self._send_plans(self._core, session)
                 self._note_idle()
                 await self._wait(self._core, reader)
@@ -215,11 +208,11 @@ class SchedulerLoop:
     def _take_results(self, core: Scheduler) -> None:
         while self._results:
             result = self._results.popleft()
-            self._sent_at.popleft()
+            self._patience.answered()
             with self._metrics.stage("apply"):
                 updates = core.apply(result, time.monotonic())
             with self._metrics.stage("publish"):
-                self._publish(updates)
+                self._delivery.publish(core, updates)
             if result.error is not None:
                 raise SessionLost(f"step {result.step} failed: {result.error}")
 
@@ -230,7 +223,7 @@ class SchedulerLoop:
             if plan is None:
                 break
             self._on_plan(plan)
-            self._sent_at.append(time.monotonic())
+            self._patience.sent()
             with self._metrics.stage("encode"):
                 await session.send(plan)
             self._metrics.planned(plan)
@@ -242,36 +235,11 @@ class SchedulerLoop:
             await reader
         if core.has_work and not core.num_in_flight:
             raise SessionLost("work is waiting and nothing is planned: starting over")  # invariant 8
-        moments = [core.next_deadline()]
-        if self._sent_at:
-            moments.append(self._sent_at[0] + self._settings.step_timeout_s)
-        now = time.monotonic()
-        delays = [moment - now for moment in moments if moment is not None]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, min(delays)) if delays else None):
-                await self._wake.wait()
-        if self._sent_at and time.monotonic() - self._sent_at[0] > self._settings.step_timeout_s:
-            raise SessionLost(f"no result for {self._settings.step_timeout_s:g} s")
-
-    # News
-
-    def _publish(self, updates: Iterable[SequenceUpdate]) -> None:
-        for update in updates:
-            sink = self._sinks[update.sequence_id]
-            if update.outcome is not None:
-                del self._sinks[update.sequence_id]
-                if update.outcome.reason is FinishReason.ERROR:
-                    sink.fail(CitybusError(update.outcome.error or "the request failed"))
-                    continue
-            stop = sink.push(update)
-            if stop is not None and update.outcome is None and self._core is not None:
-                self._publish(self._core.stop(update.sequence_id, stop.num_tokens, time.monotonic()))
+        await self._patience.wait(self._wake, core.next_deadline())
 
     def _abandon(self, error: CitybusError) -> None:
-        if self._core is None:
-            return
-        for update in self._core.abandon(str(error), time.monotonic()):
-            self._sinks.pop(update.sequence_id).fail(error)
+        if self._core is not None:
+            self._delivery.abandon(self._core, error)
 
     def _note_idle(self) -> None:
         if self._draining and (self._core is None or not self._core.has_work):

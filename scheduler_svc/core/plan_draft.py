@@ -1,4 +1,4 @@
-"""A plan in the making."""
+"""A plan in the making, and what is remembered of it until its result is in."""
 
 from __future__ import annotations
 
@@ -35,3 +35,12 @@ class PlanDraft:
         self.tokens -= num_tokens
         self.charges.append(Charge(sequence, num_tokens))
         self.computing.append(sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInFlight:
+    """What is remembered of a plan until its result is in: who draws a token, and everybody who computes."""
+
+    step: int
+    drawing: list[Sequence]
+    computing: list[Sequence]

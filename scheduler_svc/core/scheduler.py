@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from common.step import ExecutorInfo, SealedBlock, StepPlan, StepResult
-from scheduler_svc.core.block_manager import BlockManager, PoolCounts
-from scheduler_svc.core.plan_draft import PlanDraft
+from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.plan_draft import PlanDraft, PlanInFlight
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.policy import Policy
+from scheduler_svc.core.readings import Snapshot, Totals
 from scheduler_svc.core.request import FinishReason, NeverFits, Request, SequenceUpdate
 from scheduler_svc.core.roster import Roster
 from scheduler_svc.core.sequence import Sequence, Status
@@ -17,38 +17,6 @@ from scheduler_svc.core.sequence import Sequence, Status
 
 class WrongResult(ValueError):
     """A result that does not belong to the oldest plan in flight: the session with the executor is broken."""
-
-
-@dataclass(slots=True)
-class Totals:
-    """What has been counted since the scheduler was made; tokens of prompts count at first admission."""
-
-    accepted: int = 0
-    finished: int = 0
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """One reading of the state; `tokens_held` are the tokens stored in held blocks."""
-
-    running: int
-    waiting: int
-    pool: PoolCounts
-    tokens_held: int
-
-
-@dataclass(frozen=True, slots=True)
-class PlanInFlight:
-    """What is remembered of a plan until its result is in: who draws a token, and everybody who computes."""
-
-    step: int
-    drawing: list[Sequence]
-    computing: list[Sequence]
 
 
 class Scheduler:

@@ -1,0 +1,30 @@
+"""What can be read off the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.block_manager import PoolCounts
+
+
+@dataclass(slots=True)
+class Totals:
+    """What has been counted since the scheduler was made; tokens of prompts count at first admission."""
+
+    accepted: int = 0
+    finished: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One reading of the state; `tokens_held` are the tokens stored in held blocks."""
+
+    running: int
+    waiting: int
+    pool: PoolCounts
+    tokens_held: int

@@ -1,0 +1,41 @@
+"""Brings the news of every sequence to whoever waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from common.errors import CitybusError
+from scheduler_svc.core.request import FinishReason, SequenceUpdate
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.output_stream import OutputSink
+
+
+class Delivery:
+    """One sink for each live sequence; the last news of a sequence ends it, and it ends exactly once."""
+
+    def __init__(self) -> None:
+        self._sinks: dict[int, OutputSink] = {}
+
+    def add(self, sequence_id: int, sink: OutputSink) -> None:
+        """The news of that sequence go to `sink` from now on."""
+        self._sinks[sequence_id] = sink
+
+    def publish(self, core: Scheduler, updates: Iterable[SequenceUpdate]) -> None:
+        """Hand out news; a sequence whose text has stopped is ended in the core."""
+        for update in updates:
+            if update.outcome is None:
+                stop = self._sinks[update.sequence_id].push(update)
+                if stop is not None:
+                    self.publish(core, core.stop(update.sequence_id, stop.num_tokens, time.monotonic()))
+                continue
+            sink = self._sinks.pop(update.sequence_id)
+            if update.outcome.reason is FinishReason.ERROR:
+                sink.fail(CitybusError(update.outcome.error or "the request failed"))
+            else:
+                sink.push(update)
+
+    def abandon(self, core: Scheduler, error: CitybusError) -> None:
+        """End every live sequence with `error`."""
+        for update in core.abandon(str(error), time.monotonic()):
+            self._sinks.pop(update.sequence_id).fail(error)

@@ -16,13 +16,11 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-LEVELS = ("debug", "info", "warning", "error")
-
 
 def configure(service: str, level: str) -> None:
     """Set up the logs of this process, once, at its start.
 
-    `service` goes into every line; `level` is one of `LEVELS`. The standard library's loggers, which our
+    `service` goes into every line; `level` is "debug", "info", "warning" or "error". The standard library's loggers, which our
     dependencies use, come out in the same form from WARNING on.
     """
 

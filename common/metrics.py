@@ -16,8 +16,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from common import address
 
 PREFIX = "citybus:"
-BLOCK_STATES = ("free", "cached", "held")
-STAGES = ("schedule", "encode", "apply", "publish")
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 _STAGE = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
@@ -62,7 +60,10 @@ class SchedulerMetrics:
 
         self.iteration_tokens = make.histogram("iteration_tokens_total", "Tokens computed in a step", _TOKENS)
         self.scheduler_stage_seconds = make.histogram(
-            "scheduler_stage_seconds", "Scheduler's own time in a step, by stage", _STAGE, ("stage",)
+            "scheduler_stage_seconds",
+            "Scheduler's own time in a step, by stage: schedule, encode, apply, publish",
+            _STAGE,
+            ("stage",),
         )
         self.time_to_first_token_seconds = make.histogram(
             "time_to_first_token_seconds", "From arrival to the first token", _LATENCY

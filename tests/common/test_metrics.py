@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import StartupError
-from common.metrics import BLOCK_STATES, STAGES, ExecutorMetrics, SchedulerMetrics, serve_metrics
+from common.metrics import ExecutorMetrics, SchedulerMetrics, serve_metrics
 
 SCHEDULER = {
     "num_requests_running": "gauge",
@@ -79,13 +79,14 @@ def test_one_policy_is_in_force() -> None:
 def test_labelled_metrics_take_their_labels() -> None:
     registry = CollectorRegistry()
     metrics = SchedulerMetrics(registry)
-    for index, state in enumerate(BLOCK_STATES):
+    states = ("free", "cached", "held")
+    for index, state in enumerate(states):
         metrics.kv_blocks.labels(state=state).set(index)
-    for stage in STAGES:
+    for stage in ("schedule", "publish"):
         metrics.scheduler_stage_seconds.labels(stage=stage).observe(0.0001)
     metrics.request_success.labels(finished_reason="stop").inc()
     metrics.request_failures.labels(code="RESOURCE_EXHAUSTED").inc(2)
-    assert [registry.get_sample_value("citybus:kv_blocks", {"state": state}) for state in BLOCK_STATES] == [0, 1, 2]
+    assert [registry.get_sample_value("citybus:kv_blocks", {"state": state}) for state in states] == [0, 1, 2]
     assert registry.get_sample_value("citybus:scheduler_stage_seconds_count", {"stage": "publish"}) == 1
     assert registry.get_sample_value("citybus:request_success_total", {"finished_reason": "stop"}) == 1
     assert registry.get_sample_value("citybus:request_failures_total", {"code": "RESOURCE_EXHAUSTED"}) == 2

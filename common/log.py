@@ -20,8 +20,8 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 def configure(service: str, level: str) -> None:
     """Set up the logs of this process, once, at its start.
 
-    `service` goes into every line; `level` is "debug", "info", "warning" or "error". The standard library's loggers, which our
-    dependencies use, come out in the same form from WARNING on.
+    `service` goes into every line; `level` is "debug", "info", "warning" or "error". The standard library's loggers,
+    which our dependencies use, come out in the same form from WARNING on.
     """
 
     def name_service(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

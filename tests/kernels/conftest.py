@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -12,4 +14,11 @@ kernels_for(torch.device("cpu"))
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=[1, 2])
+def num_threads(request: pytest.FixtureRequest, one_thread: None) -> Iterator[int]:
+    torch.set_num_threads(request.param)
+    yield request.param
     torch.set_num_threads(1)

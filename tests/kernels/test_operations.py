@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.backend import kernels_for
+from tests.exactness import EXACT_DTYPES
 
 KERNELS = kernels_for(torch.device("cpu"))
 ROWS = [1, 2, 3, 4, 5, 7, 15, 16, 17, 33, 64, 100]
@@ -15,9 +16,11 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", EXACT_DTYPES)
 @pytest.mark.parametrize(("size_out", "size_in"), [(272, 64), (64, 272), (960, 576), (576, 1536), (40, 56)])
-def test_linear_rows_have_the_same_bits_in_every_batch(size_out: int, size_in: int, dtype: torch.dtype) -> None:
+def test_linear_rows_have_the_same_bits_in_every_batch(
+    size_out: int, size_in: int, dtype: torch.dtype, num_threads: int
+) -> None:
     weight, inputs = random(size_out, size_in, dtype=dtype), random(130, size_in, dtype=dtype)
     whole = KERNELS.linear(inputs, weight)
     exact = inputs.double() @ weight.double().T

@@ -10,6 +10,7 @@ import torch
 
 from kernels.backend import kernels_for
 from kernels.paged_attention import PagedBatch
+from tests.exactness import EXACT_DTYPES
 
 KERNELS = kernels_for(torch.device("cpu"))
 
@@ -98,7 +99,7 @@ def test_bfloat16_is_summed_in_float32() -> None:
         torch.testing.assert_close(output.double(), pool.dense(row, queries[row]), atol=1e-3, rtol=2**-8)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", EXACT_DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 2, 16), (4, 1, 16), (1, 1, 80)])
 def test_a_token_has_the_same_bits_in_every_chunk(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     pool = Pool([290], 16, kv_heads, head_dim, dtype)
@@ -110,8 +111,8 @@ def test_a_token_has_the_same_bits_in_every_chunk(heads: int, kv_heads: int, hea
             assert torch.equal(part, whole[start : start + size]), (size, start)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_token_has_the_same_bits_beside_any_neighbours(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", EXACT_DTYPES)
+def test_a_token_has_the_same_bits_beside_any_neighbours(dtype: torch.dtype, num_threads: int) -> None:
     lengths = [3, 16, 33, 47, 150, 151, 299, 600, 5_000]
     pool = Pool(lengths, dtype=dtype)
     queries = random_queries([1] * len(lengths), 4, 16, dtype)

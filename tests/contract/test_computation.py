@@ -119,3 +119,22 @@ def test_a_plan_without_rows_is_executed(executor: StepExecutor) -> None:
     session = Session(executor)
     result = session.step()
     assert (result.step, result.sampled, result.error) == (1, (), None)
+
+
+def test_random_numbers_are_counted_from_the_end_of_the_prompt(executor: StepExecutor) -> None:
+    """The same tokens as a prompt, and as a shorter prompt with two tokens drawn: other numbers, and greedy equal."""
+    session = Session(executor)
+    differ = 0
+    for seed in range(8):
+        for sampling in (GREEDY, Sampling(temperature=2.0, seed=seed)):
+            rows = (
+                new(1, PROMPT[:15], [0], sampling=sampling),
+                new(2, PROMPT[:15], [1], prompt=13, sampling=sampling),
+                new(3, PROMPT[:15], [2], prompt=13, sampling=sampling),
+            )
+            drawn = session.tokens(new_sequences=rows)
+            session.step(finished_ids=(1, 2, 3))
+            assert drawn[2] == drawn[3]
+            assert sampling is not GREEDY or drawn[1] == drawn[2]
+            differ += drawn[1] != drawn[2]
+    assert differ > 0

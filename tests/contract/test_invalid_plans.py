@@ -25,6 +25,7 @@ from tests.contract.session import (
     residents,
 )
 from tests.contract.subjects import Subject
+from tests.contract.wire_executor import WireExecutor
 
 
 def resident_two(session: Session) -> None:
@@ -128,3 +129,21 @@ def test_a_failed_step_drops_its_own_sequences_and_no_others(subject: Subject) -
     drawn += session.decode(2, 16, 4, [0])
     assert drawn == expected
     assert session.tokens(new_sequences=(new(1, PROMPT[:16], [2]),))[1] == reference(executor, PROMPT[:16], 1)[0]
+
+
+def test_plans_behind_a_refused_one_are_not_executed(subject: Subject) -> None:
+    executor = subject.executor
+    session = Session(executor)
+    resident_two(session)
+    refused, behind = session.plan(scheduled=(grow(9),)), session.plan(finished_ids=(1,))
+    if isinstance(executor, WireExecutor):
+        executor.send(refused)
+        executor.send(behind)
+        with pytest.raises(InvalidPlan):
+            executor.receive()
+    else:
+        for plan in (refused, behind):
+            with pytest.raises(InvalidPlan):
+                executor.step(plan)
+    session.reopen(resume=True)
+    assert set(residents(executor)) == {1, 2}

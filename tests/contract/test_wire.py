@@ -65,8 +65,8 @@ def test_columns_of_any_length_keep_their_rows(count: int) -> None:
     )
     copies = tuple(BlockCopy(index, 1000 + index) for index in range(count))
     sealed = tuple(SealedBlock(index, index.to_bytes(16, "big")) for index in range(count))
-    leaving = {"finished_ids": tuple(range(count)), "preempted_ids": tuple(range(100, 100 + count))}
-    plan = StepPlan(1, 2, scheduled=rows, copies=copies, sealed=sealed, **leaving)
+    finished, preempted = tuple(range(count)), tuple(range(100, 100 + count))
+    plan = StepPlan(1, 2, (), rows, finished, preempted, copies, sealed)
     assert wire.plan_from_pb(wire.plan_to_pb(plan)) == plan
 
 

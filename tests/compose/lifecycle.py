@@ -13,27 +13,28 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from citybus import Client, Unavailable
+from citybus import ChatMessage, Client, Stream, Unavailable
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "citybus-compose-test"
 SERVICES = ("executor", "scheduler")
-FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
-STORY = [{"role": "user", "content": "Tell me a long story about a bus driver."}]
+FRANCE: list[ChatMessage] = [{"role": "user", "content": "What is the capital of France?"}]
+STORY: list[ChatMessage] = [{"role": "user", "content": "Tell me a long story about a bus driver."}]
+STORY_TOKENS = 200
 BUILD_S = 1500
 UP_S = 300
 
 
 class Stack:
-    """The project under test, on ports of its own; `extra` are files of this folder that come last."""
+    """The project under test, on ports of its own; `extra` is a file of this folder that comes last."""
 
     def __init__(self) -> None:
         self.address, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
@@ -42,10 +43,11 @@ class Stack:
             "CITYBUS_PUBLISH": self.address,
             "CITYBUS_PUBLISH_ADMIN": admin,
             "CITYBUS_ADMIN_ADDRESS": admin,
+            "CITYBUS_STOP_GRACE": "100s",
         }
         self._files = os.environ.get("COMPOSE_FILE", "compose.yaml")
 
-    def compose(self, *arguments: str, extra: str = "float32.yaml", expect: int = 0, timeout: float = 120) -> str:
+    def compose(self, *arguments: str, extra: str = "testing.yaml", expect: int = 0, timeout: float = 120) -> str:
         files = f"{self._files}{os.pathsep}{ROOT / 'tests/compose' / extra}"
         return self.run("docker", "compose", *arguments, files=files, expect=expect, timeout=timeout)
 
@@ -64,7 +66,7 @@ class Stack:
         assert done.returncode == expect, f"{' '.join(command)}: {done.returncode}\n{done.stdout}"
         return done.stdout
 
-    def up(self, *, extra: str = "float32.yaml") -> None:
+    def up(self, *, extra: str = "testing.yaml") -> None:
         self.compose("up", "--detach", "--wait", f"--wait-timeout={UP_S}", extra=extra, timeout=UP_S + 60)
 
     def inside(self, service: str, script: str, *, expect: int = 0) -> str:
@@ -74,8 +76,19 @@ class Stack:
         container = self.compose("ps", "--all", "--quiet", service).strip()
         return json.loads(self.run("docker", "inspect", container))[0]
 
+    def status(self) -> Any:
+        return json.loads(self.run(sys.executable, "-m", "citybus", "status", "--json"))
+
     def client(self) -> Client:
         return Client(self.address)
+
+    @contextmanager
+    def story(self) -> Iterator[Stream]:
+        """A long answer, begun once the stack is ready."""
+        with self.client() as client:
+            client.wait_ready(UP_S)
+            with client.generate(messages=STORY, temperature=0, max_tokens=STORY_TOKENS, ignore_eos=True) as stream:
+                yield stream
 
 
 def free_port() -> int:
@@ -109,10 +122,6 @@ def kill(stack: Stack, service: str) -> None:
     stack.inside(service, "kill -9 $(cat /proc/1/task/1/children)")
 
 
-def stop_and_start(stack: Stack, service: str) -> None:
-    stack.compose("restart", service)
-
-
 def test_streams_an_answer_through_the_published_port(stack: Stack) -> None:
     with stack.client() as client, client.generate(messages=FRANCE, temperature=0, max_tokens=32) as stream:
         parts = list(stream)
@@ -121,8 +130,7 @@ def test_streams_an_answer_through_the_published_port(stack: Stack) -> None:
 
 
 def test_status_answers_on_the_admin_port(stack: Stack) -> None:
-    status = json.loads(stack.run(sys.executable, "-m", "citybus", "status", "--json"))
-    assert status["executor_connected"] is True
+    assert stack.status()["executor_connected"] is True
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -138,8 +146,11 @@ def test_runs_without_privileges_on_a_root_file_system_it_cannot_write(stack: St
     stack.inside(service, "touch /tmp/x && rm /tmp/x")
 
 
-def test_the_executor_is_not_published(stack: Stack) -> None:
+def test_the_executor_is_not_published_and_has_no_way_out(stack: Stack) -> None:
     assert not any(stack.inspect("executor")["NetworkSettings"]["Ports"].values())
+    routes = [line.split() for line in stack.inside("executor", "cat /proc/net/route").splitlines()[1:]]
+    assert routes
+    assert "00000000" not in [destination for _, destination, *_ in routes]
 
 
 def test_images_hold_what_their_service_needs_and_no_more(stack: Stack) -> None:
@@ -148,37 +159,51 @@ def test_images_hold_what_their_service_needs_and_no_more(stack: Stack) -> None:
         assert stack.compose("exec", "-T", service, "python", "-c", code) == "[]\n"
 
 
-@pytest.mark.parametrize("end", [stop_and_start, kill])
-def test_a_stream_outlives_the_executor_with_the_same_tokens(stack: Stack, end: Callable[[Stack, str], None]) -> None:
-    before = stack.inspect("executor")["State"]["StartedAt"]
+@pytest.fixture(scope="module")
+def alone(stack: Stack) -> tuple[int, ...]:
+    """Tokens of the story that nothing interrupted."""
     with stack.client() as client:
-        client.wait_ready(UP_S)
-        alone = client.complete(messages=STORY, temperature=0, max_tokens=400, ignore_eos=True).token_ids
-        with client.generate(messages=STORY, temperature=0, max_tokens=400, ignore_eos=True) as stream:
-            tokens = [token for part in islice(stream, 5) for token in part.token_ids]
-            end(stack, "executor")
-            tokens += [token for part in stream for token in part.token_ids]
-    assert stack.inspect("executor")["State"]["StartedAt"] != before
-    assert len(alone) == 400
+        tokens = client.complete(messages=STORY, temperature=0, max_tokens=STORY_TOKENS, ignore_eos=True).token_ids
+    assert len(tokens) == STORY_TOKENS
+    return tokens
+
+
+def test_a_stream_outlives_a_killed_executor_with_the_same_tokens(stack: Stack, alone: tuple[int, ...]) -> None:
+    before = stack.inspect("executor")["RestartCount"]
+    with stack.story() as stream:
+        tokens = [token for part in islice(stream, 5) for token in part.token_ids]
+        kill(stack, "executor")
+        status = stack.status()
+        assert int(status["running"]) + int(status["waiting"]) == 1
+        tokens += [token for part in stream for token in part.token_ids]
+    assert stack.inspect("executor")["RestartCount"] == before + 1
     assert tuple(tokens) == alone
     assert_serves(stack)
 
 
-def test_a_restart_of_the_scheduler_lets_the_open_stream_end(stack: Stack) -> None:
-    with stack.client() as client, client.generate(messages=STORY, temperature=0, max_tokens=150) as stream:
-        first = next(stream)
-        stop_and_start(stack, "scheduler")
-        rest = list(stream)
-        assert stream.finish.usage.completion_tokens == len(first.token_ids) + sum(len(part.token_ids) for part in rest)
+def test_a_stream_outlives_a_restarted_executor_with_the_same_tokens(stack: Stack, alone: tuple[int, ...]) -> None:
+    before = stack.inspect("executor")["State"]["StartedAt"]
+    with stack.story() as stream:
+        tokens = list(next(stream).token_ids)
+        stack.compose("restart", "executor")
+        tokens += [token for part in stream for token in part.token_ids]
+    assert stack.inspect("executor")["State"]["StartedAt"] != before
+    assert tuple(tokens) == alone
+    assert_serves(stack)
+
+
+def test_a_restart_of_the_scheduler_lets_the_open_stream_end(stack: Stack, alone: tuple[int, ...]) -> None:
+    with stack.story() as stream:
+        tokens = list(next(stream).token_ids)
+        stack.compose("restart", "scheduler")
+        tokens += [token for part in stream for token in part.token_ids]
+    assert tuple(tokens) == alone
     assert_serves(stack)
 
 
 def test_a_killed_scheduler_is_unavailable_and_comes_back(stack: Stack) -> None:
     before = stack.inspect("scheduler")["RestartCount"]
-    with (
-        stack.client() as client,
-        client.generate(messages=STORY, temperature=0, max_tokens=400, ignore_eos=True) as stream,
-    ):
+    with stack.story() as stream:
         next(stream)
         kill(stack, "scheduler")
         with pytest.raises(Unavailable):

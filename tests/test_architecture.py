@@ -255,4 +255,4 @@ def test_the_check_passes_what_is_allowed(path: str, source: str) -> None:
 @pytest.mark.parametrize("text", ["see /ho" + "me/ann/x", "cd /wo" + "rk/main", '"/ro' + 'ot/.cache"'])
 def test_the_pattern_of_machine_paths_sees_one(text: str) -> None:
     assert MACHINE_PATH.search(text)
-    assert not MACHINE_PATH.search("at /models/home/x, https://host/work, $HOME/work/x, ~/work/y")
+    assert not MACHINE_PATH.search("at /models/home/x, https://host/home/x, $HOME/home/x, ~/home/y")

@@ -57,9 +57,8 @@ def _new_span(row: NewSequence, info: ExecutorInfo, resident: Resident, gone: Se
     name = f"sequence {row.sequence_id}"
     _require(row.sequence_id not in resident.sequences or row.sequence_id in gone, f"{name} is resident already")
     _require(0 < row.num_prompt_tokens <= len(row.token_ids), f"{name}: num_prompt_tokens is out of range")
-    _require(
-        min(row.token_ids) >= 0 and max(row.token_ids) < info.vocab_size, f"{name} has a token outside the model's"
-    )
+    _require(min(row.token_ids) >= 0, f"{name} has a negative token id")
+    _require(max(row.token_ids) < info.vocab_size, f"{name} has a token outside the model's vocabulary")
     _require(row.num_computed_tokens >= 0, f"{name}: num_computed_tokens is negative")
     end = row.num_computed_tokens + row.num_tokens
     return _Span(

@@ -79,8 +79,7 @@ async def test_the_next_plan_is_taken_in_while_one_is_computed(gated: Client) ->
     await session.send(new_sequences=(new(),))
     for _ in range(3):
         await session.send(scheduled=(ScheduledSequence(1, 1),))
-    await until(lambda: gated.servicer._thread._work_queue.qsize() == 3)
-    assert executor.started == [1]
+    await until(lambda: executor.started == [1] and gated.servicer._thread._work_queue.qsize() == 3)
     executor.gate.release(4)
     assert [(await session.result()).step for _ in range(4)] == [1, 2, 3, 4]
     assert len(executor.threads) == 1
@@ -176,7 +175,7 @@ async def test_nothing_is_executed_after_a_refused_plan(gated: Client) -> None:
     await session.send(new_sequences=(new(1, (0, 99)),))
     session.last_step = 0
     await session.send(new_sequences=(new(1),))
-    await until(lambda: gated.servicer._thread._work_queue.qsize() == 1)
+    await until(lambda: executor.started == [1] and gated.servicer._thread._work_queue.qsize() == 1)
     executor.gate.release(2)
     code, words = await session.ended()
     assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -214,7 +213,7 @@ async def test_plans_queued_by_a_stream_that_broke_are_not_executed(gated: Clien
     session = await gated.session()
     for _ in range(4):
         await session.send()
-    await until(lambda: gated.servicer._thread._work_queue.qsize() == 3)
+    await until(lambda: executor.started == [1] and gated.servicer._thread._work_queue.qsize() == 3)
     session.call.cancel()
     served = gated.servicer._session
     assert served is not None

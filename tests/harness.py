@@ -47,7 +47,11 @@ class Service:
             self.process = subprocess.Popen(
                 child_command([self.module, *self.flags, *ports]), cwd=ROOT, stderr=stderr, env=environment
             )
-        wait_until(lambda: self._is_serving(seen), f"{self.module} serves", START_S)
+        try:
+            wait_until(lambda: self._is_serving(seen), f"{self.module} serves", START_S)
+        except BaseException:
+            self.kill()
+            raise
 
     def restart(self) -> None:
         """Start again, after the process has ended, on the same ports."""
@@ -60,6 +64,11 @@ class Service:
     def send(self, signum: signal.Signals) -> None:
         """Send a signal."""
         self.process.send_signal(signum)
+
+    def terminate(self) -> int:
+        """Ask the process to end; its exit status."""
+        self.process.terminate()
+        return self.process.wait(timeout=START_S)
 
     def kill(self) -> None:
         """End the process at once, as a crash would."""
@@ -108,8 +117,10 @@ class Bus:
 
     def close(self) -> None:
         """End both processes."""
-        self.scheduler.kill()
-        self.executor.kill()
+        try:
+            self.scheduler.kill()
+        finally:
+            self.executor.kill()
 
     def status(self) -> admin_pb2.GetStatusResponse:
         """One reading of the scheduler's state."""

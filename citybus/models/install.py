@@ -31,7 +31,7 @@ def add_folder(store: ModelStore, folder: Path, name: str | None, report: Report
     Raises `Failure`.
     """
     folder = folder.expanduser().resolve()
-    files = check_folder(folder)
+    files = [file for file in check_folder(folder) if file != MANIFEST]  # that of a models directory it came from
     name = resolve_name(name or folder.name)
 
     def fill(made: Path, _scratch: Path) -> None:

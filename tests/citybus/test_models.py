@@ -102,6 +102,14 @@ def test_sharded_weights_behind_links_are_copied_as_files(store: ModelStore, mod
     assert not any(path.is_symlink() for path in added.iterdir())
 
 
+def test_model_of_another_models_directory_gets_a_manifest_of_its_own(store: ModelStore, model: Path) -> None:
+    run(store, "add", str(model))
+    run(store, "add", str(store.root / "bus-1"), "--name", "bus-2")
+    manifests = [json.loads((store.root / name / MANIFEST).read_text()) for name in ("bus-1", "bus-2")]
+    assert manifests[1] == {"source": str(store.root / "bus-1"), "files": manifests[0]["files"]}
+    assert run(store, "list").stdout.count("from") == 2
+
+
 def test_name_can_be_chosen_and_is_taken_once(store: ModelStore, model: Path) -> None:
     assert add_folder(store, model, "other", quiet) == store.root / "other"
     again = run(store, "add", str(model), "--name", "other", expect=1)

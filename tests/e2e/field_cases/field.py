@@ -1,0 +1,138 @@
+"""What every field case stands on: a bus, a client of it, and the two checks that each test ends with.
+
+The words are those of the cases. REF: the tokens of a request that runs alone on a cold cache. CANARY: a short request
+whose tokens are known. IDLE: nothing runs, waits, is held or is resident.
+"""
+
+from __future__ import annotations
+
+import urllib.request
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from citybus import Client, Completion, Delta, Stream
+from citybus.connection import HEALTH_CHECK, HEALTH_REQUEST, SERVING
+from citybus.messages import completion_of
+from tests.harness import Bus, canary, running_bus
+
+T = TypeVar("T")
+
+WITH_METRICS = ("--metrics-listen", "127.0.0.1:0")
+
+
+class Ride:
+    """An answer under way. `request_id` is known as soon as the server has accepted the request, None if it did not."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.request_id = stream.request_id()
+        self.deltas: list[Delta] = []
+
+    def read_some(self, num_tokens: int) -> None:
+        """Read on until there are `num_tokens`, or the answer ends."""
+        while sum(len(delta.token_ids) for delta in self.deltas) < num_tokens:
+            delta = next(self.stream, None)
+            if delta is None:
+                return
+            self.deltas.append(delta)
+
+    def read(self) -> Completion:
+        """The whole answer, which has no gap and no repeat."""
+        self.deltas += self.stream
+        completion = completion_of(self.deltas, self.stream.finish, self.request_id)
+        starts = accumulate((len(delta.token_ids) for delta in self.deltas), initial=0)
+        assert [delta.first_index for delta in self.deltas] == list(starts)[:-1]
+        assert completion.finish.usage.completion_tokens == len(completion.token_ids)
+        return completion
+
+
+class Field:
+    """A running bus with a client. `check` is CANARY and IDLE."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.client = Client(bus.address)
+        self.known = canary(self.client).token_ids
+
+    def start(self, prompt: Sequence[int], max_tokens: int, **options: Any) -> Ride:
+        """A greedy answer of exactly `max_tokens` tokens, unless `options` say otherwise, begun once it is accepted."""
+        options = GREEDY | {"token_ids": prompt, "max_tokens": max_tokens} | options
+        return Ride(self.client.generate(**options))
+
+    def ask(self, prompt: Sequence[int], max_tokens: int, **options: Any) -> Completion:
+        """The whole of what `start` begins."""
+        return self.start(prompt, max_tokens, **options).read()
+
+    def reference(self, prompt: Sequence[int], max_tokens: int, **options: Any) -> tuple[int, ...]:
+        """REF, to be called while nothing else runs: a salt that nobody has used makes the cache cold."""
+        completion = self.ask(prompt, max_tokens, **({"cache_salt": uuid.uuid4().hex} | options))
+        assert completion.finish.usage.cached_tokens == 0
+        return completion.token_ids
+
+    def check(self) -> None:
+        """CANARY and IDLE."""
+        canary(self.client, self.known)
+        self.bus.wait_idle()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric of the scheduler over all samples that have `labels`; 0 where there is none."""
+        url = f"http://127.0.0.1:{self.bus.scheduler.facts['metrics_port']}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            families = list(text_string_to_metric_families(response.read().decode()))
+        samples = [sample for family in families for sample in family.samples if sample.name == f"citybus:{name}"]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+
+
+@contextmanager
+def running_field(
+    model: Path, folder: Path, *, executor: Iterable[object] = (), scheduler: Iterable[object] = ()
+) -> Iterator[Field]:
+    """A field over a bus with these flags, and with metrics; gone afterwards."""
+    flags = ("--num-threads", "1", *map(str, executor))
+    with running_bus(model, folder, executor=flags, scheduler=(*WITH_METRICS, *map(str, scheduler))) as bus:
+        field = Field(bus)
+        with field.client:
+            yield field
+
+
+def together(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """The results of all calls, made at the same time."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def is_serving(address: str) -> bool:
+    """What the health service at `address` says; False where nobody answers."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            check: Any = channel.unary_unary(HEALTH_CHECK)
+            return bool(check(HEALTH_REQUEST, timeout=5) == SERVING)
+        except grpc.RpcError:
+            return False
+
+
+def computed_when_preempted(plans: Iterable[dict[str, Any]]) -> dict[int, list[int]]:
+    """Sequence -> tokens its plans had computed since it boarded, at each of its preemptions.
+
+    A prefix hit at boarding is not counted: plan logs do not say how long it was.
+    """
+    computed: Counter[int] = Counter()
+    lost: dict[int, list[int]] = {}
+    for plan in plans:
+        for sequence in plan["preempted"]:
+            lost.setdefault(sequence, []).append(computed.pop(sequence))
+        for sequence, num_tokens in [*plan["new"], *plan["scheduled"]]:
+            computed[sequence] += num_tokens
+    return lost

@@ -8,6 +8,10 @@ from bisect import bisect_left, insort
 from scheduler_svc.core.sequence import Sequence, Status
 
 
+_SLACK = 64
+"""Deadlines of ended sequences are swept out when they outnumber the live ones by more than this."""
+
+
 class Roster:
     """The live sequences, waiting and running, each in order of arrival: who is preempted keeps their place."""
 
@@ -54,6 +58,9 @@ class Roster:
         _take_out(self.running if sequence.status is Status.RUNNING else self.waiting, sequence)
         del self._by_id[sequence.sequence_id]
         sequence.status = Status.ENDED
+        if len(self._deadlines) > 2 * len(self._by_id) + _SLACK:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._by_id]
+            heapq.heapify(self._deadlines)
 
     def next_deadline(self) -> float | None:
         """When the next live sequence runs out of time."""

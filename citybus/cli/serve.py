@@ -23,7 +23,7 @@ from citybus.supervisor.child import Service
 from citybus.supervisor.supervisor import Supervisor
 
 PROMPT = "What is the capital of France?"
-NEXT_PROMPT = "Write a short poem about a bus."
+NEXT_PROMPT = "What is gravity?"
 
 _PASSED_ON = {
     "executor": ("dtype", "kv_cache_memory", "num_threads", "max_sequences"),
@@ -134,7 +134,7 @@ async def _prove(listen: str) -> None:
                 _say(f"\n({describe(stream.finish)})\n")
     elsewhere = "" if address == DEFAULT_ADDRESS else f" --address {address}"
     _say(f"serving on {listen} until Ctrl-C; send another prompt from a second terminal:")
-    _say(f'  {_this_command()} generate "{NEXT_PROMPT}"{elsewhere}')
+    _say(f'  {_this_command()} generate "{NEXT_PROMPT}" --temperature 0{elsewhere}')
 
 
 def _say(line: str) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import grpc
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from citybus.admin.v1 import admin_pb2 as pb
@@ -125,19 +124,18 @@ def render(status: pb.GetStatusResponse, rate: float | None) -> RenderableType:
     """A reading for people."""
     pool, totals = status.pool, status.totals
     slots = pool.held * pool.block_size
-    table = Table.grid(padding=(0, 2))
-    table.add_row("seats", f"{status.running} of {status.max_running} taken")
-    table.add_row("queue", f"{status.waiting} waiting")
-    table.add_row(
-        "pool", f"{pool.free} free, {pool.cached} cached, {pool.held} held blocks of {pool.block_size} tokens"
-    )
-    table.add_row("held", f"{pool.tokens_held} tokens in {slots} slots ({_percent(pool.tokens_held, slots)})")
-    table.add_row("hit rate", _percent(totals.cached_tokens, totals.prompt_tokens) + " of prompt tokens")
-    table.add_row("speed", f"{rate:.1f} tokens/s" if rate is not None else "-")
-    table.add_row("requests", f"{totals.accepted} accepted, {totals.finished} ended, {totals.preemptions} preemptions")
+    lines = {
+        "seats": f"{status.running} of {status.max_running} taken",
+        "queue": f"{status.waiting} waiting",
+        "pool": f"{pool.free} free, {pool.cached} cached, {pool.held} held blocks of {pool.block_size} tokens",
+        "held": f"{pool.tokens_held} tokens in {slots} slots ({_percent(pool.tokens_held, slots)})",
+        "hit rate": _percent(totals.cached_tokens, totals.prompt_tokens) + " of prompt tokens",
+        "speed": f"{rate:.1f} tokens/s" if rate is not None else "-",
+        "requests": f"{totals.accepted} accepted, {totals.finished} ended, {totals.preemptions} preemptions",
+    }
     state = "draining" if status.draining else "serving" if status.executor_connected else "waiting for an executor"
     title = f"{status.model or 'no model'}, policy {status.policy}, {state}, up {status.uptime_ms // 1000} s"
-    return Group(Text(title, style="bold"), table)
+    return Group(Text(title, style="bold"), *(Text(f"{name:10}{value}") for name, value in lines.items()))
 
 
 def _percent(part: int, whole: int) -> str:

@@ -218,8 +218,8 @@ def test_disk_that_fills_up_is_one_clear_line(store: ModelStore, model: Path, mo
 
 
 def test_disk_without_room_is_refused_before_anything_is_written(store: ModelStore, model: Path) -> None:
-    free = shutil.disk_usage(model).free
-    huge = write_model(model.with_name("huge"), data_bytes=free)
+    whole = shutil.disk_usage(model).total
+    huge = write_model(model.with_name("huge"), data_bytes=whole)
     failed = run(store, "add", str(huge), expect=1)
     needed = re.fullmatch(
         rf"citybus: the disk of {store.root} is full \(\d+ MB are free, (\d+) MB are needed\): make room, or choose "
@@ -227,7 +227,7 @@ def test_disk_without_room_is_refused_before_anything_is_written(store: ModelSto
         failed.stderr,
     )
     assert needed is not None
-    assert int(needed[1]) >= free // 1_000_000
+    assert int(needed[1]) >= whole // 1_000_000
     assert left_behind(store) == []
 
 

@@ -108,7 +108,7 @@ def test_it_answers_says_how_to_go_on_and_drains(serving: Serving) -> None:
     assert "> What is the capital of France?" in serving.lines
     serving.says(r" generate \"")
     command = serving.lines[-1].split(" generate ")[1]
-    assert command == f'"Write a short poem about a bus." --address {serving.address}'
+    assert command == f'"What is gravity?" --temperature 0 --address {serving.address}'
     children = serving.children()
     assert sorted(children) == ["executor_svc", "scheduler_svc"]
     with Client(serving.address) as client, client.generate("abc", max_tokens=300, ignore_eos=True) as stream:

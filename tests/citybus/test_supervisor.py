@@ -131,8 +131,8 @@ async def test_service_that_dies_again_and_again_ends_everything(stage: Stage, m
 
 
 async def test_service_that_never_turns_healthy_ends_everything(stage: Stage) -> None:
-    with pytest.raises(Failure, match=f"the {SECOND} was not healthy within 1 s"):
-        await stage.supervisor(second=("--sick",), start_s=1.0).run(nothing)
+    with pytest.raises(Failure, match=f"the {FIRST} was not healthy within 1 s"):
+        await stage.supervisor(first=("--sick",), start_s=1.0).run(nothing)
     stage.assert_nothing_runs()
 
 

@@ -81,12 +81,14 @@ def test_F23_the_youngest_gives_up_its_blocks_and_keeps_its_place() -> None:
 
 
 def test_who_boards_leaves_the_others_the_blocks_they_need_next() -> None:
+    """Two blocks are free and two would do for now: but one is left to whoever runs, so that nobody is preempted."""
     driver = Driver(replace(SMALL, num_blocks=4), window=1)
-    driver.add(request(1, [1] * 8, max_tokens=8))
+    driver.add(request(1, [1] * 6, max_tokens=8))
     driver.step()
-    driver.add(request(2, [2] * 8, max_tokens=1))
+    driver.add(request(2, [2] * 8, max_tokens=6))
     made = plans(driver)
-    assert not any(plan.preempted_ids for plan in made), "with 2 of 4 blocks it would have been preempted soon"
+    assert not any(plan.preempted_ids for plan in made)
+    assert [plan.step for plan in made if plan.new_sequences] == [9], "at the next step after the first one's last"
 
 
 def test_F27_four_that_could_each_take_a_part_of_the_pool_all_finish() -> None:

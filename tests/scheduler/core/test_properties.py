@@ -57,7 +57,7 @@ samplings = st.one_of(st.just(Sampling(temperature=0.0)), st.builds(Sampling, se
 class SchedulerMachine(RuleBasedStateMachine):
     """Random events in any order; `teardown` runs everybody to the end."""
 
-    @initialize(info=capacities, policy=st.sampled_from(sorted(BUILT_IN)), window=st.sampled_from([1, 2]))
+    @initialize(info=capacities, policy=st.sampled_from(sorted(BUILT_IN)), window=st.integers(1, 3))
     def start(self, info: ExecutorInfo, policy: str, window: int) -> None:
         self.driver = Driver(info, BUILT_IN[policy](), window)
         self.next_id = 1
@@ -147,7 +147,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 TestScheduler = SchedulerMachine.TestCase
 
 
-@given(info=capacities, policy=st.sampled_from(sorted(BUILT_IN)), window=st.sampled_from([1, 2]), seed=st.integers())
+@given(info=capacities, policy=st.sampled_from(sorted(BUILT_IN)), window=st.integers(1, 3), seed=st.integers())
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_long_runs(info: ExecutorInfo, policy: str, window: int, seed: int) -> None:
     """Hundreds of operations on one scheduler: what the short runs above do not reach."""

@@ -76,5 +76,5 @@ $(VENV)/.installed-dev: $(VENV)/.made $(PINS)
 	@touch $(VENV)/.installed-run $@
 
 INSTALL_FAILED = free=$$(df -Pk . | awk 'NR == 2 { print int($$4 / 1024) }'); \
-	if [ "$$free" -lt 500 ]; then echo "make: the disk of $(CURDIR) is full ($$free MB are free): make room, then again" >&2; \
-	else echo "make: pip could not install; its last ERROR line above says why" >&2; fi; exit 1
+	echo "make: pip could not install, with $$free MB free here; its last ERROR above says why. Where no space is left:" \
+		"make room, or set TORCH_INDEX (make help)" >&2; exit 1

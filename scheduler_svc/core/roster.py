@@ -7,7 +7,6 @@ from bisect import bisect_left, insort
 
 from scheduler_svc.core.sequence import Sequence, Status
 
-
 _SLACK = 64
 """Deadlines of ended sequences are swept out when they outnumber the live ones by more than this."""
 

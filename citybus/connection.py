@@ -54,6 +54,7 @@ def channel_options(keepalive: Keepalive | None) -> list[tuple[str, int]]:
         options += [
             ("grpc.keepalive_time_ms", round(keepalive.interval_s * 1000)),
             ("grpc.keepalive_timeout_ms", round(keepalive.timeout_s * 1000)),
+            ("grpc.http2.ping_timeout_ms", round(keepalive.timeout_s * 1000)),  # the one above alone leaves a minute
         ]
     return options
 

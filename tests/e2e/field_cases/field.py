@@ -6,6 +6,7 @@ whose tokens are known. IDLE: nothing runs, waits, is held or is resident.
 
 from __future__ import annotations
 
+import contextlib
 import urllib.request
 import uuid
 from collections import Counter
@@ -22,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from citybus import Client, Completion, Delta, Stream
 from citybus.connection import HEALTH_CHECK, HEALTH_REQUEST, SERVING
 from citybus.messages import completion_of
-from tests.harness import Bus, canary, running_bus
+from tests.harness import START_S, Bus, Service, canary, running_bus
 
 T = TypeVar("T")
 
@@ -93,6 +94,44 @@ class Field:
 
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+
+
+class SchedulerBus(Bus):
+    """A bus whose executor is another one's: a scheduler that takes it over, and is all that `close` ends."""
+
+    def __init__(self, model: Path, folder: Path, executor: Service, *scheduler: object) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.plan_log = folder / "plans.jsonl"
+        self.executor = executor
+        self.scheduler = Service(
+            "scheduler_svc",
+            folder / "scheduler.log",
+            *("--model", str(model), "--executor", executor.address, "--admin-listen", "127.0.0.1:0"),
+            *("--plan-log", str(self.plan_log), *WITH_METRICS, *map(str, scheduler)),
+        )
+
+    def close(self) -> None:
+        self.scheduler.kill()
+
+
+@contextmanager
+def scheduler_field(model: Path, folder: Path, executor: Service, *scheduler: object) -> Iterator[Field]:
+    """A field over a `SchedulerBus`; it begins with and ends after a healthy scheduler."""
+    with contextlib.closing(SchedulerBus(model, folder, executor, *scheduler)) as bus, Client(bus.address) as client:
+        client.wait_ready(START_S)
+        field = Field(bus)
+        with field.client:
+            yield field
+
+
+@contextmanager
+def running_executor(model: Path, log: Path, *flags: object) -> Iterator[Service]:
+    """An executor alone."""
+    executor = Service("executor_svc", log, "--model", str(model), "--num-threads", "1", *map(str, flags))
+    try:
+        yield executor
+    finally:
+        executor.kill()
 
 
 @contextmanager

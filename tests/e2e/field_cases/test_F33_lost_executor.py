@@ -1,0 +1,136 @@
+"""An executor that dies, freezes or cannot be reached: health says so, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from citybus import CitybusError, Client, Completion, Keepalive, Unavailable
+from tests.checkpoints import write_tiny
+from tests.e2e.field_cases.field import Field, Ride, is_serving, running_executor, scheduler_field, together
+from tests.e2e.field_cases.link import Link
+from tests.harness import Service, wait_until
+
+PROMPTS = [[seat, *range(40, 60)] for seat in range(10, 18)]
+STEP_TIMEOUT_S = 2
+NOTICED_S = 15.0
+"""The step timeout and the 2 s of an attempt to reach the executor again; the rest is for a busy machine."""
+
+Change = Callable[[Service, Link], object]
+
+LOSSES: dict[str, tuple[Change, Change]] = {
+    "killed": (lambda executor, link: executor.kill(), lambda executor, link: executor.restart()),
+    "stopped": (
+        lambda executor, link: executor.send(signal.SIGSTOP),
+        lambda executor, link: executor.send(signal.SIGCONT),
+    ),
+    "cut_off": (lambda executor, link: link.cut(), lambda executor, link: link.mend()),
+    "link_hangs": (lambda executor, link: link.hang(), lambda executor, link: link.mend()),
+}
+"""What happens to the executor or the way to it, and how it ends."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("model") / "tiny", max_model_len=4096)
+
+
+@pytest.fixture(scope="module")
+def executor(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Three seats."""
+    log = tmp_path_factory.mktemp("executor") / "executor.log"
+    with running_executor(model, log, "--num-blocks", 1024, "--max-sequences", 3) as service:
+        yield service
+
+
+@pytest.fixture
+def link(executor: Service) -> Iterator[Link]:
+    with Link(executor.address) as between:
+        yield between
+
+
+def outcome(ride: Ride) -> Completion | CitybusError:
+    try:
+        return ride.read()
+    except CitybusError as error:
+        return error
+
+
+def start_eight(field: Field, max_tokens: int) -> list[Ride]:
+    """Three that run, and have begun to answer, and five in the queue."""
+    rides = [field.start(prompt, max_tokens) for prompt in PROMPTS]
+    for ride in rides[:3]:
+        ride.read_some(3)
+    state = field.bus.status()
+    assert (state.running, state.waiting) == (3, 5)
+    return rides
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_F33_away_for_too_long(executor: Service, link: Link, model: Path, tmp_path: Path, loss: str) -> None:
+    lose, restore = LOSSES[loss]
+    flags = ("--executor", link.address, "--step-timeout", STEP_TIMEOUT_S, "--executor-timeout", 1)
+    with scheduler_field(model, tmp_path, executor, *flags) as field:
+        references = [field.ask(prompt, 5).token_ids for prompt in PROMPTS]
+        rides = start_eight(field, 3000)
+        lose(executor, link)
+        wait_until(lambda: not is_serving(field.bus.address), "the loss is noticed", NOTICED_S)
+        ends = together([partial(outcome, ride) for ride in rides])
+        assert [type(end) for end in ends] == [Unavailable] * 8
+        with pytest.raises(Unavailable) as caught:
+            field.ask(PROMPTS[0], 5)
+        assert caught.value.retry_after_s is not None
+        restore(executor, link)
+        field.client.wait_ready(60)
+        for prompt, reference in zip(PROMPTS, references, strict=True):
+            answer = field.ask(prompt, 5)
+            assert answer.token_ids == reference
+            assert answer.finish.usage.cached_tokens == 0, "nothing of the lost pool is found"
+        field.check()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_F33_back_in_time(executor: Service, link: Link, model: Path, tmp_path: Path, loss: str) -> None:
+    lose, restore = LOSSES[loss]
+    flags = ("--executor", link.address, "--step-timeout", STEP_TIMEOUT_S, "--executor-timeout", 120)
+    with scheduler_field(model, tmp_path, executor, *flags) as field:
+        references = [field.reference(prompt, 300) for prompt in PROMPTS]
+        rides = start_eight(field, 300)
+        lose(executor, link)
+        wait_until(lambda: not is_serving(field.bus.address), "the loss is noticed", NOTICED_S)
+        restore(executor, link)
+        answers = together([ride.read for ride in rides])
+        assert [answer.token_ids for answer in answers] == references
+        assert is_serving(field.bus.address)
+        field.check()
+
+
+def test_F33_idle_is_healthy_and_a_frozen_executor_is_noticed_without_work(
+    executor: Service, link: Link, model: Path, tmp_path: Path
+) -> None:
+    with scheduler_field(model, tmp_path, executor, "--executor", link.address, "--step-timeout", 1) as field:
+        for _ in range(10):
+            time.sleep(0.2)
+            assert is_serving(field.bus.address)
+        executor.send(signal.SIGSTOP)
+        wait_until(lambda: not is_serving(field.bus.address), "unanswered pings are noticed", 10 + NOTICED_S)
+        executor.send(signal.SIGCONT)
+        field.client.wait_ready(60)
+        field.check()
+
+
+def test_F33_frozen_scheduler_is_noticed_by_its_client(executor: Service, model: Path, tmp_path: Path) -> None:
+    with scheduler_field(model, tmp_path, executor) as field:
+        with Client(field.bus.address, keepalive=Keepalive(interval_s=2.5, timeout_s=1.0)) as client:
+            with client.generate(token_ids=[1, 2], max_tokens=3000, temperature=0, ignore_eos=True) as stream:
+                next(stream)
+                field.bus.scheduler.send(signal.SIGSTOP)
+                with pytest.raises(Unavailable, match="ping"):
+                    list(stream)
+        field.bus.scheduler.send(signal.SIGCONT)
+        field.check()

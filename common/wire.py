@@ -82,7 +82,9 @@ def result_to_pb(result: StepResult) -> pb.StepResult:
 
 
 def result_from_pb(message: pb.StepResult) -> StepResult:
-    """The result in a message."""
+    """The result in a message. Raises `InvalidPlan` where its columns do not fit each other."""
+    if len(message.ids) != len(message.token_ids):
+        raise InvalidPlan(f"a result has {len(message.ids)} sequences and {len(message.token_ids)} tokens")
     return StepResult(
         step=message.step,
         sampled=tuple(map(SampledToken, message.ids, message.token_ids)),

@@ -121,6 +121,8 @@ def main() -> int:
     except Fenced:
         print("scheduler: another scheduler has taken the executor over; this one ends", file=sys.stderr)
         return 3
+    except KeyboardInterrupt:  # before the signals are handled: while it still starts
+        return 130
     return 0
 
 

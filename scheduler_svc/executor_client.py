@@ -12,7 +12,7 @@ import grpc
 from citybus.executor.v1 import executor_pb2 as pb
 from citybus.executor.v1 import executor_pb2_grpc
 from common import wire
-from common.step import ExecutorInfo, StepPlan, StepResult
+from common.step import ExecutorInfo, InvalidPlan, StepPlan, StepResult
 
 KEEPALIVE_MS = 5_000
 """A connection is given up when a ping, sent this often, is not answered for as long: a stopped executor and a cut
@@ -60,7 +60,10 @@ class Session:
         message = await self._guarded(self._call.read())
         if not isinstance(message, pb.ExecuteResponse) or message.WhichOneof("message") != "result":
             raise SessionLost("the executor ended the session")
-        return wire.result_from_pb(message.result)
+        try:
+            return wire.result_from_pb(message.result)
+        except InvalidPlan as error:
+            raise SessionLost(str(error)) from error
 
     async def __aenter__(self) -> Self:
         return self

@@ -171,3 +171,9 @@ async def test_F37_a_legal_plan_never_fails_by_its_size() -> None:
     assert [result.step for result in results] == [1, 2]
     assert executor.plans == plans
     assert pages == list(executor.resident(256))
+
+
+@pytest.mark.parametrize("message", [pb.StepResult(ids=[1]), pb.StepResult(ids=[1], token_ids=[7, 8])])
+def test_a_result_whose_columns_disagree_is_refused(message: pb.StepResult) -> None:
+    with pytest.raises(InvalidPlan):
+        wire.result_from_pb(message)

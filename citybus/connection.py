@@ -20,6 +20,9 @@ SERVING = b"\x08\x01"
 HEALTH_INTERVAL_S = 0.05
 """Seconds between two health checks of a server that is starting."""
 
+MIN_INTERVAL_S = 5.0
+"""Least seconds between two keepalive pings."""
+
 MAX_MESSAGE_BYTES = 64 << 20
 
 
@@ -27,15 +30,17 @@ MAX_MESSAGE_BYTES = 64 << 20
 class Keepalive:
     """How a dead connection is noticed: a ping every `interval_s` seconds of silence, answered within `timeout_s`.
 
-    The server cuts connections that ping more often than every 2.5 seconds.
+    The server cuts connections that ping much more often than every `MIN_INTERVAL_S` seconds.
     """
 
     interval_s: float = 10.0
     timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.interval_s < 2.5 or self.timeout_s <= 0:
-            raise ValueError("keepalive: interval_s must be at least 2.5 and timeout_s more than 0 seconds")
+        if self.interval_s < MIN_INTERVAL_S or self.timeout_s <= 0:
+            raise ValueError(
+                f"keepalive: interval_s must be at least {MIN_INTERVAL_S:g}, timeout_s more than 0 seconds"
+            )
 
 
 DEFAULT_KEEPALIVE = Keepalive()
@@ -54,6 +59,7 @@ def channel_options(keepalive: Keepalive | None) -> list[tuple[str, int]]:
         options += [
             ("grpc.keepalive_time_ms", round(keepalive.interval_s * 1000)),
             ("grpc.keepalive_timeout_ms", round(keepalive.timeout_s * 1000)),
+            ("grpc.http2.max_pings_without_data", 0),  # a request that waits in the queue has no data for long
             ("grpc.http2.ping_timeout_ms", round(keepalive.timeout_s * 1000)),  # the one above alone leaves a minute
         ]
     return options

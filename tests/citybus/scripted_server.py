@@ -101,7 +101,7 @@ def serving(server: ScriptedServer, *, healthy_after_s: float = 0.0) -> Iterator
     ready = threading.Event()
 
     async def run() -> None:
-        grpc_server = grpc.aio.server()
+        grpc_server = grpc.aio.server(options=[("grpc.http2.min_ping_interval_without_data_ms", 2_500)])
         pb_grpc.add_GenerationServiceServicer_to_server(server, grpc_server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(server, grpc_server)
         checks = health.aio.HealthServicer()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import grpc
@@ -185,8 +190,30 @@ def test_what_no_request_can_hold_is_refused_here(
 
 
 def test_keepalive_faster_than_the_server_allows_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"interval_s must be at least 2\.5"):
-        Keepalive(interval_s=1)
+    with pytest.raises(ValueError, match="interval_s must be at least 5"):
+        Keepalive(interval_s=2.5)
+
+
+SERVER = """
+from tests.citybus.scripted_server import ScriptedServer, serving
+with serving(ScriptedServer()) as address:
+    print(address, flush=True)
+    input()
+"""
+
+
+def test_server_that_stands_still_is_noticed_by_keepalive() -> None:
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", SERVER], cwd=root, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdout is not None
+        with Client(process.stdout.readline().strip(), keepalive=Keepalive(5.0, 0.5)) as client:
+            stream = client.generate("forever")
+            received = [next(stream) for _ in ANSWER]
+            process.send_signal(signal.SIGSTOP)
+            with pytest.raises(Unavailable):
+                next(stream)
+        process.kill()
+    assert len(received) == len(ANSWER)
 
 
 def test_every_public_name_is_there() -> None:

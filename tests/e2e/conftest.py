@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoints import write_tiny
-from tests.harness import ROOT, Bus, running_bus
+from tests.harness import Bus, running_bus
 
 
 @pytest.fixture(scope="session")
@@ -19,16 +17,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "tiny"
     write_tiny(folder, max_model_len=256)
     return folder
-
-
-@pytest.fixture(scope="session")
-def default_model() -> Path:
-    """The model that is served by default; fetched and converted where that has not been done."""
-    command = [sys.executable, "-m", "citybus", "model", "add", "default"]
-    added = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if added.returncode != 0:
-        pytest.skip(f"the default model cannot be had here: {added.stderr.strip()}")
-    return Path(added.stdout.strip().splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import EOS, IM_END, follow, write_chain
+from tests.checkpoints import EOS, IM_END, follow, write_chain, write_tiny
 from tests.e2e.field_cases.field import Field, running_field
 
 EMOJI = "😀".encode()
@@ -20,6 +20,12 @@ SCRIPT = {
     **follow(ord("%"), ord("u"), IM_END, ord("v"), EOS),
 }
 """What the CHAIN models say: the token that follows each; whatever is not named is followed by EOS."""
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """TINY, L = 256."""
+    return write_tiny(tmp_path_factory.mktemp("model") / "tiny", max_model_len=256)
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
@@ -96,13 +97,28 @@ class Field:
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 
 
+class HasAddress(Protocol):
+    """Where an executor listens: a `Service`, or `InProcess`."""
+
+    @property
+    def address(self) -> str:
+        """As "host:port"."""
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """A server in the process of the test."""
+
+    address: str
+
+
 class SchedulerBus(Bus):
     """A bus whose executor is another one's: a scheduler that takes it over, and is all that `close` ends."""
 
-    def __init__(self, model: Path, folder: Path, executor: Service, *scheduler: object) -> None:
+    def __init__(self, model: Path, folder: Path, executor: HasAddress, *scheduler: object) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.plan_log = folder / "plans.jsonl"
-        self.executor = executor
+        self.executor = executor  # type: ignore[assignment]
         self.scheduler = Service(
             "scheduler_svc",
             folder / "scheduler.log",
@@ -115,7 +131,7 @@ class SchedulerBus(Bus):
 
 
 @contextmanager
-def scheduler_field(model: Path, folder: Path, executor: Service, *scheduler: object) -> Iterator[Field]:
+def scheduler_field(model: Path, folder: Path, executor: HasAddress, *scheduler: object) -> Iterator[Field]:
     """A field over a `SchedulerBus`; it begins with and ends after a healthy scheduler."""
     with contextlib.closing(SchedulerBus(model, folder, executor, *scheduler)) as bus, Client(bus.address) as client:
         client.wait_ready(START_S)

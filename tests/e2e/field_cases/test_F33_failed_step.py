@@ -1,4 +1,7 @@
-"""A step that raises: only its own requests fail. The executor is a real engine behind a real server, in this process."""
+"""A step that raises: only its own requests fail.
+
+The executor is a real engine behind a real server, in the process of the test.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from executor_svc.engine import Engine
 from executor_svc.startup import load_engine
 from tests.checkpoints import VOCAB_SIZE
 from tests.contract.wire_executor import Served
-from tests.e2e.field_cases.field import Ride, is_serving, scheduler_field
+from tests.e2e.field_cases.field import InProcess, Ride, is_serving, scheduler_field
 
 PROMPTS = [[seat, *range(40, 60)] for seat in range(10, 17)]
 
@@ -43,7 +46,8 @@ class Faulty:
     def step(self, plan: StepPlan) -> StepResult:
         result = self.engine.step(plan)
         if result.error is not None:
-            self.failed.append({row.sequence_id for row in (*plan.new_sequences, *plan.scheduled)})
+            new, known = plan.new_sequences, plan.scheduled
+            self.failed.append({row.sequence_id for row in new} | {row.sequence_id for row in known})
         return result
 
     def resident(self, page_size: int) -> Iterator[ResidentPage]:
@@ -53,13 +57,6 @@ class Faulty:
         if self.poison in batch.token_ids:
             raise RuntimeError(f"tokens {batch.token_ids.tolist()}")
         return self._forward(batch, pool)
-
-
-class Address:
-    """Enough of a `tests.harness.Service` for a scheduler to be started on it."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
 
 
 def end_of(ride: Ride) -> tuple[int, ...] | CitybusError:
@@ -74,7 +71,7 @@ def test_F33_only_the_requests_of_a_failed_step_fail(
 ) -> None:
     settings = Config(model=tiny, num_threads=1, num_blocks=64, max_sequences=3)
     faulty = Faulty(load_engine(settings, ExecutorMetrics(CollectorRegistry())), monkeypatch)
-    with Served(faulty) as served, scheduler_field(tiny, tmp_path, Address(served.target)) as field:  # type: ignore[arg-type]
+    with Served(faulty) as served, scheduler_field(tiny, tmp_path, InProcess(served.target)) as field:
         references = [field.reference(prompt, 60) for prompt in PROMPTS]
         faulty.poison = max(set(range(VOCAB_SIZE)) - {token for tokens in references for token in tokens})
         first = field.bus.status().totals.accepted + 1

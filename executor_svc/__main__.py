@@ -50,7 +50,8 @@ def main() -> int:
         log.configure("executor", settings.log_level)
         address.check_free(settings.listen)
         check_own_kernels()
-        from executor_svc.startup import load_engine  # only now: it imports kernels
+        os.environ.setdefault("GOMP_SPINCOUNT", "0")
+        from executor_svc.startup import load_engine  # only now: it imports kernels, and torch reads the line above
 
         registry = CollectorRegistry()
         metrics = ExecutorMetrics(registry)

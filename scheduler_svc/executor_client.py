@@ -29,6 +29,7 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
 ]
 
 

@@ -12,14 +12,15 @@ import pytest
 from citybus import Client, Exhausted
 from citybus.v1 import generation_pb2 as pb
 from common import wire
-from common.step import ExecutorInfo, ResidentPage, SampledToken, Sampling, StepPlan, StepResult
+from common.step import ExecutorInfo, ResidentPage, SampledToken, StepPlan, StepResult
 from scheduler_svc.executor_client import ExecutorClient
 from tests.checkpoints import write_chain
 from tests.contract.wire_executor import Served
 from tests.e2e.field_cases.conftest import SCRIPT
 from tests.e2e.field_cases.field import Field, InProcess, running_field, scheduler_field
-from tests.fakes import INFO, FakeExecutor, reference_output
+from tests.fakes import INFO, FakeExecutor
 from tests.harness import wait_until
+from tests.plan_check import Resident, Row
 
 LIMIT = 16 * 2**20
 GRPC_DEFAULT = 4 * 2**20
@@ -65,39 +66,49 @@ def test_F37_message_over_the_limit_is_refused(terse_field: Field, num_bytes: in
         assert sum(len(delta.token_ids) for delta in neighbour) == 59
 
 
-class Gate:
-    """Holds up the first step until it is opened, and knows the largest plan."""
+class Blind(FakeExecutor):
+    """Computes nothing: every token is 7. It holds up its steps until `opened`, and keeps the plans."""
 
-    def __init__(self) -> None:
+    def __init__(self, info: ExecutorInfo) -> None:
+        super().__init__(info)
         self.opened = threading.Event()
-        self.largest = 0
+        self.plans: list[StepPlan] = []
 
-    def __call__(self, plan: StepPlan) -> None:
-        self.largest = max(self.largest, wire.plan_to_pb(plan).ByteSize())
+    def _compute(self, plan: StepPlan, rows: list[Row]) -> tuple[SampledToken, ...]:
+        self.plans.append(plan)
         assert self.opened.wait(60)
+        for new in plan.new_sequences:
+            self.sequences[new.sequence_id] = Resident(
+                list(new.token_ids), new.num_prompt_tokens, new.num_computed_tokens, list(new.block_ids), new.sampling
+            )
+        for row in rows:
+            held = self.sequences[row.sequence_id]
+            held.blocks[:], held.computed = row.blocks, row.end
+            if row.end == row.known:
+                held.tokens.append(7)
+        return tuple(SampledToken(row.sequence_id, 7) for row in rows if row.end == row.known)
 
 
 def test_F37_plan_of_any_size_reaches_the_executor(tmp_path: Path) -> None:
     """Sixteen prompts of 64,000 tokens with block tables of 8,000, four bytes a token, board in one step."""
-    gate = Gate()
     facts = replace(INFO, vocab_size=2**22, max_model_len=65_536, block_size=8, num_blocks=2**18)
-    executor = FakeExecutor(replace(facts, max_step_tokens=2**21), fail=gate)
-    prompts = [[*range(2**21 + seat, 2**21 + seat + 63_990)] for seat in range(16)]
-    greedy = Sampling(temperature=0.0)
+    executor = Blind(replace(facts, max_step_tokens=2**21))
+    prompts = [tuple(range(2**21 + seat, 2**21 + seat + 63_990)) for seat in range(16)]
     model = write_chain(tmp_path / "chain", {})
     with Served(executor) as served:
-        gate.opened.set()
+        executor.opened.set()
         with scheduler_field(model, tmp_path / "bus", InProcess(served.target), "--window", 1) as field:
-            gate.opened.clear()
+            executor.opened.clear()
             first = field.start([1, 2, 3], 5)
-            rides = [field.start(prompt, 1) for prompt in prompts]
+            rides = [field.start(prompt, 3) for prompt in prompts]
             wait_until(lambda: field.bus.status().waiting >= len(prompts), "all are queued", 60)
-            gate.opened.set()
-            assert first.read().token_ids == reference_output([1, 2, 3], 5, greedy, 2**22)
-            for prompt, ride in zip(prompts, rides, strict=True):
-                assert ride.read().token_ids == reference_output(prompt, 1, greedy, 2**22)
+            executor.opened.set()
+            assert first.read().token_ids == (7,) * 5
+            assert [ride.read().token_ids for ride in rides] == [(7,) * 3] * len(rides)
             field.check()
-    assert gate.largest > GRPC_DEFAULT
+    largest = max(executor.plans, key=lambda plan: plan.num_tokens)
+    assert {new.token_ids for new in largest.new_sequences} == set(prompts)
+    assert wire.plan_to_pb(largest).ByteSize() > GRPC_DEFAULT
 
 
 class Chatty:

@@ -19,8 +19,10 @@ from common.grpc_server import GrpcServer
 from common.metrics import SchedulerMetrics, serve_metrics
 from common.step import StepPlan
 from scheduler_svc.admin import AdminServicer
+from scheduler_svc.alarm import Alarm
 from scheduler_svc.chat_template import ChatTemplate
 from scheduler_svc.config import Config
+from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.executor_client import ExecutorClient, Fenced
 from scheduler_svc.frontend import GenerationServicer
 from scheduler_svc.loop import SchedulerLoop
@@ -50,7 +52,11 @@ async def serve(settings: Config) -> None:
     with contextlib.ExitStack() as stack:
         loop = SchedulerLoop(
             ExecutorClient(settings.executor),
-            BUILT_IN[settings.policy](),
+            GuardedPolicy(
+                BUILT_IN[settings.policy](),
+                time_limit=Alarm(settings.policy_time_limit),
+                starvation_s=settings.starvation_limit,
+            ),
             settings,
             metrics,
             on_serving=server.set_serving,

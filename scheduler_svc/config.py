@@ -21,6 +21,12 @@ class Config:
     metrics_listen: str = option("", "address of the Prometheus metrics; empty is off", unit="host:port")
     executor: str = option("127.0.0.1:50061", "address of the executor", unit="host:port")
     policy: str = option("fcfs", "scheduling policy", choices=tuple(BUILT_IN))
+    policy_time_limit: float = option(
+        0.05, "longest a decision of a policy may take before the policy is rolled back", unit="seconds"
+    )
+    starvation_limit: float = option(
+        120.0, "longest a request may wait while others pass before the policy is rolled back", unit="seconds"
+    )
     window: int = option(2, "most plans in flight: 2 hides scheduling behind the executor's work", unit="plans")
     step_timeout: float = option(120.0, "how long a step may take before the executor counts as lost", unit="seconds")
     executor_timeout: float = option(
@@ -34,7 +40,8 @@ class Config:
     log_level: str = option("info", "least severity logged", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:
-        for name in ("window", "step_timeout", "executor_timeout", "max_request_bytes", "max_queued_requests"):
+        positive = "window step_timeout executor_timeout max_request_bytes max_queued_requests"
+        for name in (*positive.split(), "policy_time_limit", "starvation_limit"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0")
         if self.time_limit <= 0 or self.drain_grace < 0:

@@ -15,7 +15,7 @@ from common.errors import CitybusError, InvalidRequest, Unavailable
 from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo, StepPlan, StepResult
 from scheduler_svc.config import Config
-from scheduler_svc.core.policy import Policy
+from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.readings import Snapshot, Totals
 from scheduler_svc.core.request import NeverFits, Request
 from scheduler_svc.core.scheduler import Scheduler, WrongResult
@@ -40,7 +40,7 @@ class SchedulerLoop:
     def __init__(
         self,
         client: ExecutorClient,
-        policy: Policy,
+        policy: GuardedPolicy,
         settings: Config,
         metrics: SchedulerMetrics,
         *,

@@ -6,13 +6,14 @@ from collections import deque
 
 from common.step import ExecutorInfo, SealedBlock, StepPlan, StepResult
 from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.plan_draft import PlanDraft, PlanInFlight
 from scheduler_svc.core.planner import Planner
-from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.readings import Snapshot, Totals
 from scheduler_svc.core.request import FinishReason, NeverFits, Request, SequenceUpdate
 from scheduler_svc.core.roster import Roster
 from scheduler_svc.core.sequence import Sequence, Status
+from scheduler_svc.core.view import view_of
 
 
 class WrongResult(ValueError):
@@ -27,12 +28,12 @@ class Scheduler:
 
     Args:
         info: capacity, as the executor reported it.
-        policy: the four decisions.
+        policy: who boards, who computes how much, who gives way.
         term: the session's term, which every plan carries.
         window: most plans in flight.
     """
 
-    def __init__(self, info: ExecutorInfo, policy: Policy, *, term: int = 0, window: int = 2) -> None:
+    def __init__(self, info: ExecutorInfo, policy: GuardedPolicy, *, term: int = 0, window: int = 2) -> None:
         self.policy = policy
         self.totals = Totals()
         self._window = window
@@ -73,7 +74,9 @@ class Scheduler:
                 f"the prompt has {length} tokens, and a sequence holds {length + room} here, the answer included:"
                 " shorten the prompt"
             )
-        self._roster.add(Sequence(request, min(room, request.max_tokens or room)))
+        sequence = Sequence(request, min(room, request.max_tokens or room))
+        sequence.view = view_of(sequence, self._blocks)
+        self._roster.add(sequence)
         self.totals.accepted += 1
 
     def cancel(self, sequence_id: int, now: float) -> list[SequenceUpdate]:
@@ -91,8 +94,13 @@ class Scheduler:
         return [self._end(sequence, FinishReason.STOP, now, surplus=surplus)]
 
     def expire(self, now: float) -> list[SequenceUpdate]:
-        """End the sequences whose time limit has passed."""
-        return [self._end(sequence, FinishReason.DEADLINE, now) for sequence in self._roster.overdue(now)]
+        """End the sequences whose time limit has passed, and those that the policy sheds."""
+        late = self._roster.overdue(now)
+        if self.policy.sheds and self._roster.waiting:
+            waiting = tuple(sequence.view for sequence in self._roster.waiting)
+            shed = {view.sequence_id for view in self.policy.shed(waiting, now)}
+            late += [one for one in self._roster.waiting if one.sequence_id in shed and one not in late]
+        return [self._end(sequence, FinishReason.DEADLINE, now) for sequence in late]
 
     def next_deadline(self) -> float | None:
         """When the next time limit passes."""
@@ -117,15 +125,14 @@ class Scheduler:
         for sequence in self._roster.live():
             sequence.forget_plans()
             sequence.max_output = min(sequence.max_output, self.max_output(sequence.num_prompt_tokens))
+            sequence.view = view_of(sequence, self._blocks)
         misfits = [sequence for sequence in self._roster.live() if sequence.num_output_tokens >= sequence.max_output]
         error = "the executor came back with less memory than this request needs: send it again"
         return [self._end(sequence, FinishReason.ERROR, now, error=error) for sequence in misfits]
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next plan, or None where the window is full or nothing can be done before the next result.
-
-        Raises `PolicyFault` where the policy answers nonsense.
-        """
+        """The next plan, or None where the window is full or nothing can be done before the next result."""
+        self.policy.settle()
         if len(self._in_flight) >= self._window:
             return None
         draft = self._planner.fill(self._step + 1, self.policy, now)
@@ -133,6 +140,7 @@ class Scheduler:
             return None
         self._count(draft, now)
         self.policy.charge(draft.charges, now)
+        self.policy.watch(self._roster.waiting, draft.boarded, now)
         return self._send(draft)
 
     def _count(self, draft: PlanDraft, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 
-from scheduler_svc.core.policy import Policy, SequenceView
+from scheduler_svc.core.policy import Policy, SequenceView, StepView
 
 AGEING_SECONDS = 10.0
 """Waiting this long is worth one level of priority, so that a stream of urgent work only delays the rest."""
@@ -16,7 +16,7 @@ class Priority(Policy):
 
     name = "priority"
 
-    def admission_order(self, waiting: Sequence[SequenceView], now: float) -> Iterator[SequenceView]:
+    def admission_order(self, waiting: Sequence[SequenceView], step: StepView, now: float) -> Iterator[SequenceView]:
         heap = [(-_urgency(sequence, now), sequence.sequence_id, sequence) for sequence in waiting]
         heapq.heapify(heap)
         while heap:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from common.step import ExecutorInfo, Sampling, StepPlan, StepResult
+from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.request import FinishReason, NeverFits, Outcome, Request, SequenceUpdate
 from scheduler_svc.core.scheduler import Scheduler
@@ -32,11 +33,16 @@ class Driver:
     """
 
     def __init__(
-        self, info: ExecutorInfo = INFO, policy: Policy | None = None, window: int = 2, script: Script | None = None
+        self,
+        info: ExecutorInfo = INFO,
+        policy: Policy | GuardedPolicy | None = None,
+        window: int = 2,
+        script: Script | None = None,
     ) -> None:
         self.executor = FakeExecutor(info, script)
         term = self.executor.open(info.epoch, False)
-        self.scheduler = Scheduler(info, policy or Policy(), term=term, window=window)
+        guarded = policy if isinstance(policy, GuardedPolicy) else GuardedPolicy(policy or Policy())
+        self.scheduler = Scheduler(info, guarded, term=term, window=window)
         self.window = window
         self.now = 0.0
         self.plans: deque[StepPlan] = deque()

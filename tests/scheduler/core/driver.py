@@ -90,8 +90,10 @@ class Driver:
         """Let time pass, and end who is late."""
         self.now += seconds
         late = [key for key in self.live if (end := self.requests[key].deadline) is not None and end <= self.now]
-        self._end(late, FinishReason.DEADLINE)
-        self._hear(self.scheduler.expire(self.now))
+        updates = self.scheduler.expire(self.now)
+        shed = [update.sequence_id for update in updates if self.scheduler.policy.sheds]
+        self._end([*late, *shed], FinishReason.DEADLINE)
+        self._hear(updates)
 
     def schedule(self) -> StepPlan | None:
         """Make the next plan."""

@@ -10,7 +10,7 @@ from scheduler_svc.core.policy import Charge, Policy, SequenceView, StepView
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.view import View, view_of
 from scheduler_svc.policies import BUILT_IN
-from scheduler_svc.policies.priority import AGEING_SECONDS, Priority
+from scheduler_svc.policies.priority import Priority, PriorityParameters
 from tests.fakes import INFO
 from tests.scheduler.core.driver import SMALL, Driver, plans, request
 
@@ -25,7 +25,15 @@ def waiting(*facts: tuple[int, float, int]) -> list[View]:
 
 
 def test_the_built_in_policies_carry_their_names() -> None:
-    assert sorted(BUILT_IN) == ["fcfs", "priority"]
+    assert sorted(BUILT_IN) == [
+        "deadline",
+        "fair_share",
+        "fcfs",
+        "longest_prefix_match",
+        "priority",
+        "shortest_first",
+        "static_batch",
+    ]
     assert all(BUILT_IN[name]().name == name for name in BUILT_IN)
 
 
@@ -49,7 +57,7 @@ def test_priority_gives_up_the_least_urgent_and_of_equals_the_youngest() -> None
 
 @pytest.mark.parametrize(("later", "first"), [(0.9, 2), (1.1, 1)])
 def test_one_ageing_period_is_worth_one_level_of_priority(later: float, first: int) -> None:
-    crowd = waiting((1, 0.0, 0), (2, later * AGEING_SECONDS, 1))
+    crowd = waiting((1, 0.0, 0), (2, later * PriorityParameters().ageing_s, 1))
     now = 100.0
     assert next(iter(Priority().admission_order(crowd, STEP, now))).sequence_id == first
 

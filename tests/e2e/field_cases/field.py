@@ -131,10 +131,12 @@ class SchedulerBus(Bus):
 
 
 @contextmanager
-def scheduler_field(model: Path, folder: Path, executor: HasAddress, *scheduler: object) -> Iterator[Field]:
+def scheduler_field(
+    model: Path, folder: Path, executor: HasAddress, *scheduler: object, start_s: float = START_S
+) -> Iterator[Field]:
     """A field over a `SchedulerBus`; it begins with and ends after a healthy scheduler."""
     with contextlib.closing(SchedulerBus(model, folder, executor, *scheduler)) as bus, Client(bus.address) as client:
-        client.wait_ready(START_S)
+        client.wait_ready(start_s)
         field = Field(bus)
         with field.client:
             yield field

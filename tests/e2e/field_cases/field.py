@@ -7,6 +7,7 @@ whose tokens are known. IDLE: nothing runs, waits, is held or is resident.
 from __future__ import annotations
 
 import contextlib
+import signal
 import urllib.request
 import uuid
 from collections import Counter
@@ -73,6 +74,15 @@ class Field:
     def ask(self, prompt: Sequence[int], max_tokens: int, **options: Any) -> Completion:
         """The whole of what `start` begins."""
         return self.start(prompt, max_tokens, **options).read()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The executor stands still: what is started inside begins to run together, in its order."""
+        self.bus.executor.send(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.bus.executor.send(signal.SIGCONT)
 
     def reference(self, prompt: Sequence[int], max_tokens: int, **options: Any) -> tuple[int, ...]:
         """REF, to be called while nothing else runs: a salt that nobody has used makes the cache cold."""

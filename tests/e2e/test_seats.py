@@ -43,8 +43,10 @@ def board(bus: Bus, requests: Sequence[RequestOptions]) -> list[list[int]]:
         first = [stack.enter_context(client.generate(**taking)) for _ in range(SEATS)]
         for stream in first:
             next(stream)
-        streams = [stack.enter_context(client.generate(**request)) for request in requests]
-        assert all(stream.request_id() for stream in streams)
+        streams = []
+        for request in requests:
+            streams.append(stack.enter_context(client.generate(**request)))
+            assert streams[-1].request_id(), "accepted before the next is sent: ids are in order"
         wait_until(lambda: bus.status().waiting == len(requests), "all wait", 10)
         for stream in first:
             stream.cancel()

@@ -20,6 +20,7 @@ RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     pip --python /opt/citybus/bin/python --no-cache-dir install --root-user-action=ignore --no-deps --force-reinstall \
     /dist/*.whl
 ENV PATH=/opt/citybus/bin:$PATH \
+    GRPC_VERBOSITY=NONE \
     PYTHONSAFEPATH=1 \
     CITYBUS_SCHEDULER_LISTEN=0.0.0.0:50051 \
     CITYBUS_SCHEDULER_ADMIN_LISTEN=0.0.0.0:50052

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class Child:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             limit=_MAX_LINE_BYTES,
+            env=os.environ | {"GRPC_VERBOSITY": os.environ.get("GRPC_VERBOSITY", "NONE")},  # its lines are not ours
             process_group=0,
         )
         await self._relay(self._process.stdout)

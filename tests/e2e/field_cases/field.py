@@ -7,6 +7,7 @@ whose tokens are known. IDLE: nothing runs, waits, is held or is resident.
 from __future__ import annotations
 
 import contextlib
+import signal
 import urllib.request
 import uuid
 from collections import Counter
@@ -74,6 +75,15 @@ class Field:
         """The whole of what `start` begins."""
         return self.start(prompt, max_tokens, **options).read()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The executor stands still: what is started inside begins to run together, in its order."""
+        self.bus.executor.send(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.bus.executor.send(signal.SIGCONT)
+
     def reference(self, prompt: Sequence[int], max_tokens: int, **options: Any) -> tuple[int, ...]:
         """REF, to be called while nothing else runs: a salt that nobody has used makes the cache cold."""
         completion = self.ask(prompt, max_tokens, **({"cache_salt": uuid.uuid4().hex} | options))
@@ -131,10 +141,12 @@ class SchedulerBus(Bus):
 
 
 @contextmanager
-def scheduler_field(model: Path, folder: Path, executor: HasAddress, *scheduler: object) -> Iterator[Field]:
+def scheduler_field(
+    model: Path, folder: Path, executor: HasAddress, *scheduler: object, start_s: float = START_S
+) -> Iterator[Field]:
     """A field over a `SchedulerBus`; it begins with and ends after a healthy scheduler."""
     with contextlib.closing(SchedulerBus(model, folder, executor, *scheduler)) as bus, Client(bus.address) as client:
-        client.wait_ready(START_S)
+        client.wait_ready(start_s)
         field = Field(bus)
         with field.client:
             yield field

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.step import ExecutorInfo, SampledToken, Sampling, StepPlan, StepResult
+from common.step import ExecutorInfo, Sampling, StepPlan, StepResult
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.request import Outcome, Request, SequenceUpdate
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.policy_trial import CountingExecutor, rows
 
 INFO = ExecutorInfo(
     epoch=b"simulated-000001",
@@ -34,41 +35,11 @@ class StepCost:
         return self.base_s + self.token_s * plan.num_tokens
 
 
-def rows(plan: StepPlan) -> list[tuple[int, int]]:
-    """Who computes how many tokens."""
-    new = [(row.sequence_id, row.num_tokens) for row in plan.new_sequences]
-    return new + [(row.sequence_id, row.num_tokens) for row in plan.scheduled]
-
-
 class Steps(Protocol):
     """The part of an executor that computes."""
 
     def step(self, plan: StepPlan) -> StepResult:
         """The result of a plan."""
-
-
-class CountingExecutor:
-    """Knows how many tokens each sequence has, and draws token 0 wherever one is due."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, int] = {}
-        self._computed: dict[int, int] = {}
-
-    def step(self, plan: StepPlan) -> StepResult:
-        for key in (*plan.finished_ids, *plan.preempted_ids):
-            del self._known[key], self._computed[key]
-        for new in plan.new_sequences:
-            self._known[new.sequence_id] = len(new.token_ids)
-            self._computed[new.sequence_id] = new.num_computed_tokens
-        drawn = tuple(SampledToken(key, 0) for key, count in rows(plan) if self._draws(key, count))
-        return StepResult(plan.step, drawn)
-
-    def _draws(self, key: int, count: int) -> bool:
-        self._computed[key] += count
-        if self._computed[key] < self._known[key]:
-            return False
-        self._known[key] += 1
-        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ CitybusError                 INTERNAL             a fault of ours
 |-- Exhausted                RESOURCE_EXHAUSTED   too large, or too many at once
 |-- Unavailable              UNAVAILABLE          not now: draining, or the executor is away; try again
 |-- FailedPrecondition       FAILED_PRECONDITION  another scheduler has taken over, or the epoch changed
+|-- Unauthenticated          UNAUTHENTICATED      the operator's token is missing or wrong
 `-- StartupError             (never on the wire)  a service cannot start; the message says what to do
 """
 
@@ -62,6 +63,12 @@ class FailedPrecondition(CitybusError):
     """Another scheduler has taken over, or the epoch changed."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class Unauthenticated(CitybusError):
+    """The operator's token is missing or wrong."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class StartupError(CitybusError):

@@ -50,6 +50,10 @@ class SchedulerMetrics:
         self.executor_connected = make.gauge("executor_connected", "1 while the scheduler drives an executor")
         self._policy_info = make.gauge("policy_info", "1 for the scheduling policy in force", ("policy",))
 
+        self.policy_rollbacks = make.counter(
+            "policy_rollbacks", "Policies that failed and were rolled back", ("policy",)
+        )
+
         self.prefix_cache_queries = make.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.prefix_cache_hits = make.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
         self.prompt_tokens = make.counter("prompt_tokens", "Prompt tokens of admitted requests")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.config import REQUIRED, option
-from scheduler_svc.policies import BUILT_IN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +19,11 @@ class Config:
     admin_listen: str = option("127.0.0.1:50052", "address of the operator's service", unit="host:port")
     metrics_listen: str = option("", "address of the Prometheus metrics; empty is off", unit="host:port")
     executor: str = option("127.0.0.1:50061", "address of the executor", unit="host:port")
-    policy: str = option("fcfs", "scheduling policy", choices=tuple(BUILT_IN))
+    admin_token_file: Path | None = option(
+        None, "file with the token that operators must send; none: the variable CITYBUS_ADMIN_TOKEN, if it is set"
+    )
+    policy: str = option("fcfs", "scheduling policy: built-in, installed, or of a file in the policy folder")
+    policy_folder: Path | None = option(None, "folder with policies of your own, one Python file each")
     policy_time_limit: float = option(
         0.05, "longest a decision of a policy may take before the policy is rolled back", unit="seconds"
     )

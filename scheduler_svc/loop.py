@@ -16,7 +16,6 @@ from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo, StepPlan, StepResult
 from scheduler_svc.config import Config
 from scheduler_svc.core.guard import GuardedPolicy
-from scheduler_svc.core.readings import Snapshot, Totals
 from scheduler_svc.core.request import NeverFits, Request
 from scheduler_svc.core.scheduler import Scheduler, WrongResult
 from scheduler_svc.delivery import Delivery
@@ -66,9 +65,9 @@ class SchedulerLoop:
     # What the front end calls
 
     @property
-    def policy(self) -> str:
-        """Name of the policy in force."""
-        return self._policy.name
+    def core(self) -> Scheduler | None:
+        """The state machine; None before the first executor is connected."""
+        return self._core
 
     @property
     def draining(self) -> bool:
@@ -105,9 +104,10 @@ class SchedulerLoop:
             self._delivery.publish(self._core, self._core.cancel(sequence_id, time.monotonic()))
             self._wake.set()
 
-    def snapshot(self) -> tuple[Snapshot, Totals] | None:
-        """One reading of the core; None before the first executor is connected."""
-        return None if self._core is None else (self._core.snapshot(), self._core.totals)
+    def refuse(self, refusing: bool) -> None:
+        """Refuse new requests, or take them again."""
+        self._draining = refusing
+        self._idle.clear()
 
     async def drain(self) -> None:
         """Refuse what is new and wait for what is accepted; where that is cancelled, end the rest with an error."""

@@ -50,6 +50,7 @@ STUB_IMPORTERS = (
     "common/grpc_server.py",
     "scheduler_svc/__main__.py",
     "scheduler_svc/admin.py",
+    "scheduler_svc/admin_messages.py",
     "scheduler_svc/executor_client.py",
     "scheduler_svc/frontend.py",
     "scheduler_svc/validation.py",
@@ -59,6 +60,10 @@ STUB_IMPORTERS = (
     "citybus/client.py",
     "citybus/messages.py",
     "citybus/cli/status.py",
+    "citybus/cli/admin.py",
+    "citybus/cli/drain.py",
+    "citybus/cli/events.py",
+    "citybus/cli/policy.py",
 )
 # What turns data into code.
 UNSAFE_MODULES = ("cloudpickle", "dill", "marshal", "pickle", "shelve", "_pickle")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
+from scheduler_svc.core.answers import PolicyFault, all_waiting, sheddable, some_of, within
 from scheduler_svc.core.policy import Charge, Policy, SequenceView, StepView
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.starvation import StarvationWatch
-from scheduler_svc.core.view import View
 
 Answer = TypeVar("Answer")
 
@@ -26,10 +26,6 @@ _DEFAULT = Policy()
 _MAX_REASON = 200
 
 
-class PolicyFault(ValueError):
-    """A policy answered nonsense; the message says what."""
-
-
 class OverTime(BaseException):
     """A decision took longer than it may. Not an `Exception`: a policy that catches those must not catch this."""
 
@@ -41,6 +37,21 @@ class PolicyChange:
     policy: str
     before: str
     fault: str | None = None
+
+
+class Observer(Protocol):
+    """Told what the live policy has decided, in the middle of a step: it must neither raise nor change anything."""
+
+    def on_admission(
+        self, waiting: ListOf[SequenceView], step: StepView, now: float, live: ListOf[SequenceView], alone: bool
+    ) -> None:
+        """`live` are to board."""
+
+    def on_victim(self, running: ListOf[SequenceView], now: float, live: SequenceView) -> None:
+        """`live` gives up its blocks."""
+
+    def on_charge(self, charges: ListOf[Charge], now: float) -> None:
+        """A step computes this."""
 
 
 class GuardedPolicy:
@@ -65,6 +76,7 @@ class GuardedPolicy:
     ) -> None:
         self.live = policy
         self.fault: str | None = None
+        self.observer: Observer | None = None
         self._time_limit = nullcontext() if time_limit is None else time_limit
         self._watch = StarvationWatch(starvation_s)
         self._on_change = on_change
@@ -87,9 +99,10 @@ class GuardedPolicy:
 
         Raises `PolicyFault`, and the one before stays, where it cannot take that over.
         """
+        state = self.exported()
         try:
             with self._time_limit:
-                policy.import_state(dict(self._exported()))
+                policy.import_state(state)
         except (Exception, OverTime) as error:
             raise PolicyFault(f"policy {policy.name} cannot take over: {_reason(error)}") from error
         if self.fault is None:
@@ -100,15 +113,15 @@ class GuardedPolicy:
         """Roll back where the live policy has failed."""
         if self.fault is None:
             return
-        predecessor = self._predecessors.pop() if self._predecessors else Policy()
+        predecessor, state = self._predecessors.pop() if self._predecessors else Policy(), self.exported()
         try:
             with self._time_limit:
-                predecessor.import_state(dict(self._exported()))
+                predecessor.import_state(state)
         except (Exception, OverTime):
             predecessor = Policy()
         self._replace(predecessor, self.fault)
 
-    def _exported(self) -> dict[str, object]:
+    def exported(self) -> dict[str, object]:
         """The live policy's state; nothing where it fails at that too."""
         try:
             with self._time_limit:
@@ -133,43 +146,49 @@ class GuardedPolicy:
         """
 
         def ask(policy: Policy) -> list[SequenceView]:
-            order = _waiting(islice(policy.admission_order(waiting, step, now), step.num_seats))
+            order = all_waiting(islice(policy.admission_order(waiting, step, now), step.num_seats))
             if alone and not order:
                 raise PolicyFault("it lets nobody board, and nobody runs")
             return order
 
-        return self._ask("admission_order", ask)
+        order = self._ask("admission_order", ask)
+        if self.observer is not None:
+            self.observer.on_admission(waiting, step, now, order, alone)
+        return order
 
     def token_budget(self, step: StepView, now: float) -> int:
         """As `Policy.token_budget`."""
-        return self._ask("token_budget", lambda policy: _within(policy.token_budget(step, now), step.max_tokens))
+        return self._ask("token_budget", lambda policy: within(policy.token_budget(step, now), step.max_tokens))
 
     def boarding_reserve(self, step: StepView, now: float) -> int:
         """As `Policy.boarding_reserve`."""
-        return self._ask(
-            "boarding_reserve", lambda policy: _within(policy.boarding_reserve(step, now), step.max_tokens)
-        )
+        return self._ask("boarding_reserve", lambda policy: within(policy.boarding_reserve(step, now), step.max_tokens))
 
     def prefill_order(self, prefills: ListOf[SequenceView], now: float) -> list[SequenceView]:
         """As `Policy.prefill_order`, with who was left out at the end."""
 
         def ask(policy: Policy) -> list[SequenceView]:
-            order = _some_of(policy.prefill_order(prefills, now), prefills)
+            order = some_of(policy.prefill_order(prefills, now), prefills)
             return order + [view for view in prefills if view not in order]
 
         return self._ask("prefill_order", ask)
 
     def victim(self, running: ListOf[SequenceView], now: float) -> SequenceView:
         """As `Policy.victim`."""
-        return self._ask("victim", lambda policy: _some_of([policy.victim(running, now)], running)[0])
+        victim = self._ask("victim", lambda policy: some_of([policy.victim(running, now)], running)[0])
+        if self.observer is not None:
+            self.observer.on_victim(running, now, victim)
+        return victim
 
     def shed(self, waiting: ListOf[SequenceView], now: float) -> list[SequenceView]:
         """As `Policy.shed`."""
-        return self._ask("shed", lambda policy: _sheddable(policy.shed(waiting, now)))
+        return self._ask("shed", lambda policy: sheddable(policy.shed(waiting, now)))
 
     def charge(self, charges: ListOf[Charge], now: float) -> None:
         """As `Policy.charge`."""
         self._ask("charge", lambda policy: policy.charge(charges, now))
+        if self.observer is not None:
+            self.observer.on_charge(charges, now)
 
     def watch(self, waiting: ListOf[Sequence], boarded: ListOf[Sequence], now: float) -> None:
         """Notice who starves, after `boarded` have boarded and left `waiting` behind."""
@@ -193,39 +212,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, (PolicyFault, OverTime)):
         return str(error)
     return f"{type(error).__name__}: {error}"[:_MAX_REASON]
-
-
-def _within(answer: int, most: int) -> int:
-    if type(answer) is not int or not 0 <= answer <= most:
-        raise PolicyFault(f"expected an int from 0 to {most}")
-    return answer
-
-
-def _waiting(answer: Iterable[object]) -> list[SequenceView]:
-    """The answer as a list. Raises `PolicyFault` unless all wait, each once."""
-    order: list[SequenceView] = []
-    for view in answer:
-        if not isinstance(view, View) or not view.is_waiting:
-            raise PolicyFault("it names a sequence that does not wait")
-        order.append(view)
-    if len({view.sequence_id for view in order}) < len(order):
-        raise PolicyFault("it names a sequence twice")
-    return order
-
-
-def _sheddable(answer: Iterable[object]) -> list[SequenceView]:
-    views = _waiting(answer)
-    if any(view.deadline is None or view.num_output_tokens for view in views):
-        raise PolicyFault("it sheds a request without a time limit, or one that has begun")
-    return views
-
-
-def _some_of(answer: Iterable[SequenceView], choices: ListOf[SequenceView]) -> list[SequenceView]:
-    """The answer as a list. Raises `PolicyFault` unless all are of `choices`, each once."""
-    views = list(islice(answer, len(choices) + 1))
-    known = {id(view) for view in choices}
-    if len(views) > len(choices) or not all(id(view) in known for view in views):
-        raise PolicyFault("it names a sequence that is not one of the candidates")
-    if len({id(view) for view in views}) < len(views):
-        raise PolicyFault("it names a sequence twice")
-    return views

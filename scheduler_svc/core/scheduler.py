@@ -60,6 +60,10 @@ class Scheduler:
         """Whether a sequence is live or a result missing."""
         return len(self._roster) > 0 or bool(self._in_flight)
 
+    def live(self) -> list[Sequence]:
+        """The live sequences, eldest first."""
+        return self._roster.live()
+
     def max_output(self, num_prompt_tokens: int) -> int:
         """Most tokens that can follow a prompt of that length; under 1 where it can never be served."""
         pool = self._info.num_blocks * self._info.block_size

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.core.guard import GuardedPolicy, OverTime, PolicyChange, PolicyFault
+from scheduler_svc.core.answers import PolicyFault
+from scheduler_svc.core.guard import GuardedPolicy, OverTime, PolicyChange
 from scheduler_svc.core.policy import Charge, Policy, SequenceView, StepView
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.sequence import Sequence

@@ -17,6 +17,7 @@ from scheduler_svc import policy_parameters
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.policies import BUILT_IN
 from scheduler_svc.policy_files import BadPolicyFile, check, load, policy_files
+from scheduler_svc.policy_trial import PASSED
 
 ENTRY_POINTS = "citybus.policies"
 TRIAL_S = 20.0
@@ -128,8 +129,8 @@ async def _try(path: Path) -> None:
         if trial.returncode is None:
             trial.kill()
             await trial.wait()
-    if trial.returncode != 0:
-        last = output.decode(errors="replace").strip().splitlines()[-1:]
+    last = output.decode(errors="replace").strip().splitlines()[-1:]
+    if trial.returncode != 0 or last != [PASSED]:
         raise BadPolicyFile(last[0][:500] if last else f"its trial ended with status {trial.returncode}")
 
 

@@ -9,14 +9,20 @@ from scheduler_svc.core.request import Outcome
 
 
 class RequestMeter:
-    """Writes the per-request metrics of a request that has just been accepted, `num_prompt_tokens` long.
+    """Writes the per-request metrics of a request of `tenant`, just accepted, `num_prompt_tokens` long.
 
     `clock` gives seconds; `arrival` is a reading of it.
     """
 
     def __init__(
-        self, metrics: SchedulerMetrics, clock: Callable[[], float], arrival: float, num_prompt_tokens: int
+        self,
+        metrics: SchedulerMetrics,
+        clock: Callable[[], float],
+        arrival: float,
+        num_prompt_tokens: int,
+        tenant: str,
     ) -> None:
+        self._tenant = tenant
         self._metrics = metrics
         self._clock = clock
         self._arrival = arrival
@@ -27,13 +33,17 @@ class RequestMeter:
         """`count` tokens have arrived together."""
         if count == 0:
             return
-        now = self._clock()
+        now, labels = self._clock(), self._metrics.tenant(self._tenant)
         if self._last_token is None:
             self._metrics.time_to_first_token_seconds.observe(now - self._arrival)
+            self._metrics.tenant_time_to_first_token_seconds.labels(**labels).observe(now - self._arrival)
         else:
-            self._metrics.inter_token_latency_seconds.observe((now - self._last_token) / count)
+            latency = (now - self._last_token) / count
+            self._metrics.inter_token_latency_seconds.observe(latency)
+            self._metrics.tenant_inter_token_latency_seconds.labels(**labels).observe(latency)
         self._last_token = now
         self._metrics.generation_tokens.inc(count)
+        self._metrics.tenant_generation_tokens.labels(**labels).inc(count)
 
     def on_outcome(self, outcome: Outcome) -> None:
         """The request has ended, and not by an error."""
@@ -41,5 +51,9 @@ class RequestMeter:
         metrics.request_success.labels(finished_reason=outcome.reason.value).inc()
         metrics.request_generation_tokens.observe(outcome.num_output_tokens)
         metrics.e2e_request_latency_seconds.observe(outcome.total_s)
+        labels = metrics.tenant(self._tenant)
+        metrics.tenant_prompt_tokens.labels(**labels).inc(outcome.num_prompt_tokens)
+        metrics.tenant_preemptions.labels(**labels).inc(outcome.num_preemptions)
         if outcome.queued_s is not None:
             metrics.request_queue_time_seconds.observe(outcome.queued_s)
+            metrics.tenant_queue_time_seconds.labels(**labels).observe(outcome.queued_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -100,7 +101,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
         model = self._model()
         check_model(request.model, model)
-        ids = await self._encoder.encode(validate_prompt(request), model.vocab_size, model.max_model_len)
+        with self._live.hold("", uuid.uuid4().hex):  # it too may bring many megabytes and wait for a thread
+            ids = await self._encoder.encode(validate_prompt(request), model.vocab_size, model.max_model_len)
         return pb.CountTokensResponse(num_tokens=len(ids))
 
     async def _serve(self, call: GenerateCall, arrival: float, context: Context) -> None:

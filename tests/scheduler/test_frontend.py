@@ -346,6 +346,9 @@ async def test_more_requests_than_the_server_takes(start: Start) -> None:
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert caught.value.details() == "the server has 2 requests, as many as it takes at once; try again later"
         assert caught.value.trailing_metadata()["grpc-retry-pushback-ms"] == "1000"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await bus.stub.CountTokens(pb.CountTokensRequest(text="hi"))
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         calls[0].cancel()
         await until(lambda: bus.loop.cancelled == [1])
         third = bus.stub.Generate(pb.GenerateRequest(text="hi"))

@@ -23,6 +23,7 @@ from scheduler_svc.delivery import Delivery
 from scheduler_svc.executor_client import ExecutorClient, Fenced, Session, SessionLost
 from scheduler_svc.output_stream import OutputSink
 from scheduler_svc.patience import Patience
+from scheduler_svc.self_check import check_idle
 from scheduler_svc.step_metrics import StepMetrics
 
 RETRY_S = 0.2
@@ -233,7 +234,9 @@ class SchedulerLoop:
         """Until there is news, a deadline passes, or the executor has been silent for too long."""
         if reader.done():
             await reader
-        if core.has_work and not core.num_in_flight:
+        if not core.has_work:
+            check_idle(core)
+        elif not core.num_in_flight:
             raise SessionLost("work is waiting and nothing is planned: starting over")  # invariant 8
         await self._patience.wait(self._wake, core.next_deadline())
 

@@ -60,7 +60,7 @@ class SchedulerLoop:
         self._ids = itertools.count(1)
         self._wake = asyncio.Event()
         self._results: deque[StepResult] = deque()
-        self._patience = Patience(settings.step_timeout)
+        self._patience = Patience(settings.step_timeout, settings.executor_timeout)
         self._draining = False
         self._idle = asyncio.Event()
 
@@ -144,11 +144,11 @@ class SchedulerLoop:
             finally:
                 self._info = None
                 self._metrics.disconnected()
+            self._pass_time()
             await asyncio.sleep(RETRY_S)
 
     async def _connect(self) -> tuple[Session, ExecutorInfo]:
         """Reach the executor, however long it takes; meanwhile time limits pass and, in the end, patience does."""
-        lost_at = time.monotonic()
         serving = True
         while True:
             try:
@@ -159,14 +159,13 @@ class SchedulerLoop:
                     log.info("waiting for the executor", address=self._client.address, reason=str(error))
                     await self._on_serving(False)
                     serving = False
-            self._pass_time(lost_at)
+            self._pass_time()
             await asyncio.sleep(RETRY_S)
 
-    def _pass_time(self, lost_at: float) -> None:
-        now = time.monotonic()
+    def _pass_time(self) -> None:
         if self._core is not None:
-            self._delivery.publish(self._core, self._core.expire(now))
-        if now - lost_at > self._settings.executor_timeout:
+            self._delivery.publish(self._core, self._core.expire(time.monotonic()))
+        if self._patience.lost():
             self._abandon(Unavailable("the executor is away: try again later", retry_after_s=5.0))
         self._note_idle()
 

@@ -150,7 +150,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         tokenizer = self._encoder.tokenizer
         continued = () if isinstance(call.prompt, ChatPrompt) else request.prompt
         hidden = request.stop_token_ids | (tokenizer.control_ids if call.skip_special_tokens else frozenset())
-        meter = RequestMeter(self._metrics, self._clock, request.arrival, len(request.prompt))
+        meter = RequestMeter(self._metrics, self._clock, request.arrival)
         return OutputStream(Detokenizer(tokenizer.token_bytes, continued, hidden), call.stop_texts, meter)
 
     def _model(self) -> ExecutorInfo:

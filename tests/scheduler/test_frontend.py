@@ -388,6 +388,7 @@ async def test_loop_that_does_not_take_the_request(start: Start, refusal: Citybu
     async with start() as bus:
         bus.loop.refusal = refusal
         assert await bus.refused(request_id="same") == (code, str(refusal))
+        assert bus.metric("request_prompt_tokens_count") == 0
         bus.loop.refusal = None
         assert (await bus.generate(request_id="same"))[0] == "hello"
 

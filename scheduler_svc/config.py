@@ -7,6 +7,9 @@ from pathlib import Path
 
 from common.config import REQUIRED, option
 
+MAX_MESSAGE_BYTES = 2**31 - 1
+"""The largest message that gRPC can be told to take."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -47,5 +50,7 @@ class Config:
         for name in (*positive.split(), "policy_time_limit", "starvation_limit"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0")
+        if self.max_request_bytes > MAX_MESSAGE_BYTES:
+            raise ValueError(f"max_request_bytes must be at most {MAX_MESSAGE_BYTES}, as in gRPC")
         if self.time_limit <= 0 or self.drain_grace < 0:
             raise ValueError("time_limit must be more than 0, and drain_grace not less")

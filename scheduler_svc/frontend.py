@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -12,7 +14,7 @@ import structlog
 
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc
-from common.errors import CitybusError, Unavailable
+from common.errors import CitybusError, Exhausted, Unavailable
 from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo
 from scheduler_svc.core.request import FinishReason, Outcome, Request
@@ -25,6 +27,8 @@ from scheduler_svc.validation import GenerateCall, check_model, validate_generat
 
 REQUEST_ID_KEY = "citybus-request-id"
 """Initial metadata that tells the id of an accepted request."""
+
+READING_GRACE_S = 30.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -56,7 +60,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Serves one model. `eos_token_ids` end an answer unless the request says otherwise.
 
     At most `max_live_requests` are served at once; `max_time_s` bounds and replaces the time limit of a request (None:
-    no bound). `clock` must be the one that the loop reads.
+    no bound). An answer that is not read `reading_grace_s` after its time limit is given up. `clock` must be the one
+    that the loop reads.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         *,
         max_live_requests: int = 4096,
         max_time_s: float | None = None,
+        reading_grace_s: float = READING_GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._loop = loop
@@ -76,6 +82,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._metrics = metrics
         self._live = LiveRequests(max_live_requests)
         self._max_time_s = max_time_s
+        self._reading_grace_s = reading_grace_s
         self._clock = clock
 
     # A coroutine that writes, not a generator: a cancelled call is then cancelled inside it, at whatever it waits for.
@@ -100,7 +107,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
         model = self._model()
         check_model(request.model, model)
-        ids = await self._encoder.encode(validate_prompt(request), model.vocab_size, model.max_model_len)
+        with self._live.hold("", uuid.uuid4().hex):  # it too may bring many megabytes and wait for a thread
+            ids = await self._encoder.encode(validate_prompt(request), model.vocab_size, model.max_model_len)
         return pb.CountTokensResponse(num_tokens=len(ids))
 
     async def _serve(self, call: GenerateCall, arrival: float, context: Context) -> None:
@@ -112,7 +120,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._loop.submit(request, stream)
         try:
             await context.send_initial_metadata(((REQUEST_ID_KEY, call.request_id),))
-            await _relay(stream, context)
+            async with asyncio.timeout(self._reading_time(request)):
+                await _relay(stream, context)
+        except TimeoutError:
+            raise Exhausted("the answer was not read within its time limit") from None
         finally:
             self._loop.cancel(request.sequence_id)
 
@@ -131,11 +142,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             cache_salt=call.cache_salt,
         )
 
+    def _reading_time(self, request: Request) -> float | None:
+        """Seconds until the answer has to be read: who never reads would keep a place for ever."""
+        return None if request.deadline is None else request.deadline - self._clock() + self._reading_grace_s
+
     def _stream(self, call: GenerateCall, request: Request) -> OutputStream:
         tokenizer = self._encoder.tokenizer
         continued = () if isinstance(call.prompt, ChatPrompt) else request.prompt
         hidden = request.stop_token_ids | (tokenizer.control_ids if call.skip_special_tokens else frozenset())
-        meter = RequestMeter(self._metrics, self._clock, request.arrival, len(request.prompt), request.tenant)
+        meter = RequestMeter(self._metrics, self._clock, request.arrival, request.tenant)
         return OutputStream(Detokenizer(tokenizer.token_bytes, continued, hidden), call.stop_texts, meter)
 
     def _model(self) -> ExecutorInfo:

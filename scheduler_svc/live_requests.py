@@ -17,9 +17,6 @@ class LiveRequests:
         self._limit = limit
         self._live: set[tuple[str, str]] = set()
 
-    def __len__(self) -> int:
-        return len(self._live)
-
     @contextmanager
     def hold(self, tenant: str, request_id: str) -> Iterator[None]:
         """Keep a request live inside the `with` block. Raises `AlreadyExists` or `Exhausted`."""

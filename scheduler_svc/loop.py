@@ -22,6 +22,7 @@ from scheduler_svc.delivery import Delivery
 from scheduler_svc.executor_client import ExecutorClient, Fenced, Session, SessionLost
 from scheduler_svc.output_stream import OutputSink
 from scheduler_svc.patience import Patience
+from scheduler_svc.self_check import check_idle
 from scheduler_svc.step_metrics import StepMetrics
 
 RETRY_S = 0.2
@@ -58,7 +59,7 @@ class SchedulerLoop:
         self._ids = itertools.count(1)
         self._wake = asyncio.Event()
         self._results: deque[StepResult] = deque()
-        self._patience = Patience(settings.step_timeout)
+        self._patience = Patience(settings.step_timeout, settings.executor_timeout)
         self._draining = False
         self._idle = asyncio.Event()
 
@@ -143,11 +144,11 @@ class SchedulerLoop:
             finally:
                 self._info = None
                 self._metrics.disconnected()
+            self._pass_time()
             await asyncio.sleep(RETRY_S)
 
     async def _connect(self) -> tuple[Session, ExecutorInfo]:
         """Reach the executor, however long it takes; meanwhile time limits pass and, in the end, patience does."""
-        lost_at = time.monotonic()
         serving = True
         while True:
             try:
@@ -158,14 +159,13 @@ class SchedulerLoop:
                     log.info("waiting for the executor", address=self._client.address, reason=str(error))
                     await self._on_serving(False)
                     serving = False
-            self._pass_time(lost_at)
+            self._pass_time()
             await asyncio.sleep(RETRY_S)
 
-    def _pass_time(self, lost_at: float) -> None:
-        now = time.monotonic()
+    def _pass_time(self) -> None:
         if self._core is not None:
-            self._delivery.publish(self._core, self._core.expire(now))
-        if now - lost_at > self._settings.executor_timeout:
+            self._delivery.publish(self._core, self._core.expire(time.monotonic()))
+        if self._patience.lost():
             self._abandon(Unavailable("the executor is away: try again later", retry_after_s=5.0))
         self._note_idle()
 
@@ -233,7 +233,9 @@ class SchedulerLoop:
         """Until there is news, a deadline passes, or the executor has been silent for too long."""
         if reader.done():
             await reader
-        if core.has_work and not core.num_in_flight:
+        if not core.has_work:
+            check_idle(core)
+        elif not core.num_in_flight:
             raise SessionLost("work is waiting and nothing is planned: starting over")  # invariant 8
         await self._patience.wait(self._wake, core.next_deadline())
 

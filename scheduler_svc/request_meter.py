@@ -9,25 +9,17 @@ from scheduler_svc.core.request import Outcome
 
 
 class RequestMeter:
-    """Writes the per-request metrics of a request of `tenant`, just accepted, `num_prompt_tokens` long.
+    """Writes the metrics of one request of `tenant`; one that is refused leaves none.
 
     `clock` gives seconds; `arrival` is a reading of it.
     """
 
-    def __init__(
-        self,
-        metrics: SchedulerMetrics,
-        clock: Callable[[], float],
-        arrival: float,
-        num_prompt_tokens: int,
-        tenant: str,
-    ) -> None:
+    def __init__(self, metrics: SchedulerMetrics, clock: Callable[[], float], arrival: float, tenant: str) -> None:
         self._tenant = tenant
         self._metrics = metrics
         self._clock = clock
         self._arrival = arrival
         self._last_token: float | None = None
-        metrics.request_prompt_tokens.observe(num_prompt_tokens)
 
     def on_tokens(self, count: int) -> None:
         """`count` tokens have arrived together."""
@@ -49,6 +41,7 @@ class RequestMeter:
         """The request has ended, and not by an error."""
         metrics = self._metrics
         metrics.request_success.labels(finished_reason=outcome.reason.value).inc()
+        metrics.request_prompt_tokens.observe(outcome.num_prompt_tokens)
         metrics.request_generation_tokens.observe(outcome.num_output_tokens)
         metrics.e2e_request_latency_seconds.observe(outcome.total_s)
         labels = metrics.tenant(self._tenant)

@@ -67,7 +67,7 @@ def gaps(bus: Bus, lengths: Sequence[int]) -> list[int]:
     ends += [journey.steps[length - 1] for journey, length in zip(waited, lengths, strict=True)]
     taken = sorted(journey.steps[0] for journey in waited)
     for plan in plans:
-        if taken[0] <= plan["step"] <= taken[-1]:
+        if taken[0] <= plan["step"] < taken[-1]:
             assert rows(plan) == SEATS, f"an empty seat in step {plan['step']} while somebody waits"
     return [start - end for end, start in zip(sorted(ends), taken, strict=False)]
 

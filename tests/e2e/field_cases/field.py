@@ -29,6 +29,8 @@ from tests.harness import START_S, Bus, Service, canary, running_bus
 
 T = TypeVar("T")
 
+PATIENCE_S = 60.0
+
 WITH_METRICS = ("--metrics-listen", "127.0.0.1:0")
 
 
@@ -175,9 +177,12 @@ def running_field(
 
 
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """The results of all calls, made at the same time."""
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
+    """The results of all calls, made at the same time. Raises TimeoutError where one takes longer than `PATIENCE_S`."""
+    pool = ThreadPoolExecutor(len(calls))
+    try:
+        return [future.result(PATIENCE_S) for future in [pool.submit(call) for call in calls]]
+    finally:
+        pool.shutdown(wait=False)  # a call that hangs ends with its bus
 
 
 def is_serving(address: str) -> bool:

@@ -99,11 +99,13 @@ async def serve(settings: Config) -> None:
 
 
 async def _shelf(settings: Config) -> PolicyShelf:
-    """All policies. Raises `StartupError` where a file of the policy folder is refused."""
+    """All policies; files that are refused are logged. Raises `StartupError` where there is no such folder."""
     shelf = PolicyShelf(settings.policy_folder)
     if settings.policy_folder is not None:
-        for file, reason in (await shelf.reload()).faults.items():
-            raise StartupError(f"policy file {file}: {reason}")
+        try:
+            await shelf.reload()
+        except InvalidRequest as error:
+            raise StartupError(str(error)) from error
     return shelf
 
 

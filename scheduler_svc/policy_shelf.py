@@ -82,6 +82,8 @@ class PolicyShelf:
         """Read the folder anew. A file is tried in a process of its own first; one that fails changes nothing."""
         if self._folder is None:
             raise InvalidRequest("there is no policy folder: start the scheduler with --policy-folder")
+        if not self._folder.is_dir():
+            raise InvalidRequest(f"the policy folder {self._folder} is no folder")
         paths = {path.name: path for path in policy_files(self._folder)}
         loaded: list[str] = []
         faults: dict[str, str] = {}

@@ -244,3 +244,17 @@ def test_beyond_its_own_machine_a_scheduler_without_a_token_has_no_operators(cou
         done = citybus("drain", "--admin-address", address)
         assert (done.returncode, "it has to have one" in done.stderr) == (1, True)
         assert json.loads(citybus("status", "--json", "--admin-address", address).stdout)["policy"] == "fcfs"
+
+
+def test_a_bad_file_does_not_keep_a_scheduler_from_starting(counting: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "policies"
+    folder.mkdir()
+    (folder / "youngest.py").write_text(YOUNGEST)
+    (folder / "broken.py").write_text("1 / 0")
+    flags = ("--policy-folder", str(folder), "--policy", "youngest")
+    with running_bus(counting, tmp_path / "bus", scheduler=flags) as bus:
+        assert bus.status().policy == "youngest"
+        refused = bus.scheduler.events("policy file refused")
+        assert [(entry["file"], entry["reason"]) for entry in refused] == [
+            ("broken.py", "ZeroDivisionError: division by zero")
+        ]

@@ -93,6 +93,11 @@ async def test_without_a_folder_there_is_nothing_to_reload() -> None:
         await PolicyShelf().reload()
 
 
+async def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="nowhere is no folder"):
+        await PolicyShelf(tmp_path / "nowhere").reload()
+
+
 async def test_a_file_is_loaded_and_changed_and_taken_away(tmp_path: Path) -> None:
     shelf, file = PolicyShelf(tmp_path), tmp_path / "youngest.py"
     file.write_text(YOUNGEST)

@@ -69,3 +69,10 @@ class SequenceUpdate:
 
 class NeverFits(ValueError):
     """The prompt leaves no room for one generated token in the context or in the whole pool."""
+
+    def __init__(self, num_prompt_tokens: int, room: int) -> None:
+        """`room` is how many tokens could follow the prompt: less than 1."""
+        super().__init__(
+            f"the prompt has {num_prompt_tokens} tokens, and a sequence holds {num_prompt_tokens + room} here, the"
+            " answer included: shorten the prompt"
+        )

@@ -6,6 +6,7 @@ CitybusError                 INTERNAL             a fault of ours
 |-- AlreadyExists            ALREADY_EXISTS       a live request has this id
 |-- Exhausted                RESOURCE_EXHAUSTED   too large, or too many at once
 |-- Unavailable              UNAVAILABLE          not now: draining, or the executor is away; try again
+|-- Aborted                  ABORTED              another reader has taken the answer over
 |-- FailedPrecondition       FAILED_PRECONDITION  another scheduler has taken over, or the epoch changed
 `-- StartupError             (never on the wire)  a service cannot start; the message says what to do
 """
@@ -56,6 +57,12 @@ class Unavailable(CitybusError):
     """Not now: draining, or the executor is away. Trying again may help."""
 
     code = grpc.StatusCode.UNAVAILABLE
+
+
+class Aborted(CitybusError):
+    """Another reader has taken the answer over."""
+
+    code = grpc.StatusCode.ABORTED
 
 
 class FailedPrecondition(CitybusError):

@@ -17,10 +17,6 @@ class Patience:
         self._step_timeout_s = step_timeout_s
         self._sent_at: deque[float] = deque()
 
-    def start_over(self) -> None:
-        """No plan is in flight."""
-        self._sent_at.clear()
-
     def sent(self) -> None:
         """One plan more is in flight."""
         self._sent_at.append(time.monotonic())

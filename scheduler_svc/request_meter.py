@@ -9,19 +9,16 @@ from scheduler_svc.core.request import Outcome
 
 
 class RequestMeter:
-    """Writes the per-request metrics of a request that has just been accepted, `num_prompt_tokens` long.
+    """Writes the per-request metrics of a request that has been accepted.
 
     `clock` gives seconds; `arrival` is a reading of it.
     """
 
-    def __init__(
-        self, metrics: SchedulerMetrics, clock: Callable[[], float], arrival: float, num_prompt_tokens: int
-    ) -> None:
+    def __init__(self, metrics: SchedulerMetrics, clock: Callable[[], float], arrival: float) -> None:
         self._metrics = metrics
         self._clock = clock
         self._arrival = arrival
         self._last_token: float | None = None
-        metrics.request_prompt_tokens.observe(num_prompt_tokens)
 
     def on_tokens(self, count: int) -> None:
         """`count` tokens have arrived together."""

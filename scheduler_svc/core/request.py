@@ -57,6 +57,11 @@ class Outcome:
     error: str | None = None
 
 
+def unserved(error: str) -> Outcome:
+    """The outcome of a request of which nothing was computed."""
+    return Outcome(FinishReason.ERROR, 0, 0, 0, 0, None, None, 0.0, error=error)
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
     """News of one sequence: `token_ids` are its outputs number `first_index`, `first_index` + 1 and so on."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from common.errors import CitybusError, InvalidRequest, Unavailable
+from common.errors import Abandoned, CitybusError, InvalidRequest, Unavailable
 from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo, StepPlan
 from scheduler_svc.config import Config
@@ -130,7 +130,7 @@ class SchedulerLoop:
             if self._journal.lasts:
                 self.let_go()
             else:
-                self._abandon(Unavailable("the server was shut down before the request ended: send it to another one"))
+                self._abandon(Abandoned("the server was shut down before the request ended: send it to another one"))
             raise
 
     def let_go(self) -> None:
@@ -191,7 +191,7 @@ class SchedulerLoop:
         if self._core is not None:
             self._delivery.publish(self._core, self._core.expire(now))
         if now - lost_at > self._settings.executor_timeout:
-            self._abandon(Unavailable("the executor is away: try again later", retry_after_s=5.0))
+            self._abandon(Abandoned("the executor is away: try again later", retry_after_s=5.0))
         self._note_idle()
 
     def _take_up(self, reached: Reached, recover: Recover) -> Drive:

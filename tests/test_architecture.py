@@ -58,8 +58,11 @@ STUB_IMPORTERS = (
     "executor_svc/__main__.py",
     "executor_svc/server.py",
     "citybus/async_client.py",
+    "citybus/async_stream.py",
     "citybus/client.py",
     "citybus/messages.py",
+    "citybus/reconnect.py",
+    "citybus/stream.py",
     "citybus/cli/status.py",
 )
 # What turns data into code.

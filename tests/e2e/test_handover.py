@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import signal
-import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +15,11 @@ import pytest
 
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc
+from tests.checkpoints import write_tiny
 from tests.e2e.field_cases.field import Field, SchedulerBus, running_executor, scheduler_field
-from tests.e2e.field_cases.link import Link
 from tests.harness import START_S, Service, wait_until
 
-LENGTH = 200
+LENGTH = 400
 GRACE_MS = 30_000
 PROMPTS = [[seat, *range(40, 40 + 5 * seat)] for seat in range(8)]
 
@@ -77,11 +74,16 @@ def request_of(number: int, length: int = LENGTH, **options: Any) -> pb.Generate
     )
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("model") / "tiny", max_model_len=512)
+
+
 @pytest.fixture
-def executor(tiny: Path, tmp_path: Path) -> Iterator[Service]:
-    """Six seats for eight riders, and steps slow enough to be interrupted."""
+def executor(model: Path, tmp_path: Path) -> Iterator[Service]:
+    """Six seats for eight riders, and blocks for all of them."""
     flags = ("--num-blocks", 256, "--max-sequences", 6, "--max-step-tokens", 48)
-    with running_executor(tiny, tmp_path / "executor.log", *flags) as service:
+    with running_executor(model, tmp_path / "executor.log", *flags) as service:
         yield service
 
 
@@ -91,8 +93,8 @@ def flags(tmp_path: Path) -> tuple[object, ...]:
 
 
 @pytest.fixture
-def field_(tiny: Path, tmp_path: Path, executor: Service, flags: tuple[object, ...]) -> Iterator[Field]:
-    with scheduler_field(tiny, tmp_path / "bus", executor, *flags) as started:
+def field_(model: Path, tmp_path: Path, executor: Service, flags: tuple[object, ...]) -> Iterator[Field]:
+    with scheduler_field(model, tmp_path / "bus", executor, *flags) as started:
         yield started
 
 
@@ -127,18 +129,14 @@ def hand_over(bus: SchedulerBus) -> None:
 WAYS: dict[str, Callable[[SchedulerBus], None]] = {"kill": kill, "SIGTERM": terminate, "SIGUSR1": hand_over}
 
 
-def generated(bus: SchedulerBus) -> int:
-    return bus.status().totals.generated_tokens
-
-
 def ride_through(field: Field, change: Callable[[], None], times: int = 1) -> list[Reader]:
     """All riders at once, with `change` in the middle."""
     readers = [Reader(field.bus.address, request_of(number)) for number in range(len(PROMPTS))]
     with ThreadPoolExecutor(len(readers)) as pool:
         futures = [pool.submit(reader.read) for reader in readers]
         for _ in range(times):
-            before = sum(len(reader.tokens) for reader in readers)
-            wait_until(lambda: sum(len(reader.tokens) for reader in readers) > before + 40, "tokens flow", 30)
+            seen = sum(len(reader.tokens) for reader in readers) + 60
+            wait_until(lambda least=seen: sum(len(reader.tokens) for reader in readers) > least, "tokens flow", 30)
             change()
         return [future.result() for future in futures]
 

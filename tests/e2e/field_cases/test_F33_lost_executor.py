@@ -90,7 +90,8 @@ def test_F33_away_for_too_long(executor: Service, link: Link, model: Path, tmp_p
         for prompt, reference in zip(PROMPTS, references, strict=True):
             answer = field.ask(prompt, 5)
             assert answer.token_ids == reference
-            assert answer.finish.usage.cached_tokens == 0, "nothing of the lost pool is found"
+            if loss == "killed":
+                assert answer.finish.usage.cached_tokens == 0, "nothing of the lost pool is found"
         field.check()
 
 

@@ -12,6 +12,7 @@ import contextlib
 import json
 import random
 import statistics
+import sys
 
 import grpc
 
@@ -63,6 +64,9 @@ def main() -> int:
     options = parser.parse_args()
     readings = asyncio.run(run(options.address, options.admin, options.requests, options.seed))
     busy = [r for r in readings if r.running >= MIN_RUNNING]
+    if not busy:
+        print(f"never were {MIN_RUNNING} sequences running: send more --requests", file=sys.stderr)
+        return 1
     shares = [r.pool.tokens_held / (r.pool.held * r.pool.block_size) for r in busy]
     report = {
         "readings": len(busy),

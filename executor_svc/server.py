@@ -149,7 +149,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 session.answers.put_nowait(self._call(partial(self._step, session, plan)))
                 await session.ahead.acquire()
             session.answers.put_nowait(None)
-        except (InvalidPlan, InvalidRequest) as error:
+        except Exception as error:  # the call ends with it, after the answers before
             session.answers.put_nowait(error)
 
     def _step(self, session: Session, plan: StepPlan) -> StepResult:

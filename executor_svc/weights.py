@@ -96,7 +96,7 @@ def _single_file(folder: Path) -> Path:
     others = sorted(path.name for path in folder.glob("*") if path.suffix in _OTHER_FORMATS)
     if others:
         raise StartupError(
-            f"{folder} has weights only in a format that is not read ({others[0]}): 'citybus model add' converts them"
+            f"{folder} has weights only in a format that is not read ({others[0]}): save the model as safetensors"
         )
     raise StartupError(f"{folder} has no weights: {SINGLE} is missing")
 

@@ -65,7 +65,6 @@ class Acceptance:
         record.request.request_id = call.request_id
         record.request.sampling.seed = call.sampling.seed
         record.request.tokens.CopyFrom(pb.TokenPrompt(ids=prompt))
-        self._metrics.request_prompt_tokens.observe(len(prompt))
         return self._accepted(record, call, prompt, sequence_id, arrival, call.grace_s)
 
     def restore(self, entry: Entry, model: ExecutorInfo, least_grace_s: float) -> Accepted:
@@ -107,7 +106,7 @@ class Acceptance:
             return OutputStream(detokenizer, call.stop_texts, observer, first_index)
 
         meter = RequestMeter(self._metrics, self._clock, arrival)
-        ride = Ride((call.tenant, call.request_id), sequence_id, record.digest, grace_s, make, meter)
+        ride = Ride((call.tenant, call.request_id), sequence_id, record.digest, grace_s, request.deadline, make, meter)
         return Accepted(request, ride, record.SerializeToString())
 
 

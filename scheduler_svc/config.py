@@ -8,6 +8,9 @@ from pathlib import Path
 from common.config import REQUIRED, option
 from scheduler_svc.policies import BUILT_IN
 
+MAX_MESSAGE_BYTES = 2**31 - 1
+"""The largest message that gRPC can be told to take."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -43,5 +46,7 @@ class Config:
         for name in ("window", "step_timeout", "executor_timeout", "max_request_bytes", "max_queued_requests"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0")
+        if self.max_request_bytes > MAX_MESSAGE_BYTES:
+            raise ValueError(f"max_request_bytes must be at most {MAX_MESSAGE_BYTES}, as in gRPC")
         if self.time_limit <= 0 or self.drain_grace < 0 or self.attach_grace < 0:
             raise ValueError("time_limit must be more than 0, drain_grace and attach_grace not less")

@@ -14,6 +14,7 @@ from scheduler_svc.delivery import Delivery
 from scheduler_svc.executor_client import Contradiction, Session, SessionLost
 from scheduler_svc.journal import Journal
 from scheduler_svc.patience import Patience
+from scheduler_svc.self_check import check_idle
 from scheduler_svc.step_metrics import StepMetrics
 
 
@@ -30,7 +31,7 @@ class Drive:
         delivery: Delivery,
         journal: Journal,
         metrics: StepMetrics,
-        step_timeout_s: float,
+        patience: Patience,
         *,
         on_plan: Callable[[StepPlan], None],
         on_turn: Callable[[], None],
@@ -41,7 +42,8 @@ class Drive:
         self._delivery = delivery
         self._journal = journal
         self._metrics = metrics
-        self._patience = Patience(step_timeout_s)
+        self._patience = patience
+        patience.start_over()
         self._on_plan = on_plan
         self._on_turn = on_turn
         self._results: deque[StepResult] = deque()
@@ -108,6 +110,8 @@ class Drive:
             return
         if reader.done():
             await reader
-        if self._core.has_work and not self._core.num_in_flight:
+        if not self._core.has_work:
+            check_idle(self._core)
+        elif not self._core.num_in_flight:
             raise Contradiction("work is waiting and nothing is planned: starting over")  # invariant 8
         await self._patience.wait(self.wake, self._core.next_deadline())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -14,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc
-from common.errors import CitybusError, NotFound, Unavailable
+from common.errors import CitybusError, Exhausted, NotFound, Unavailable
 from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo
 from scheduler_svc.acceptance import Acceptance, digest_of
@@ -30,6 +32,8 @@ from scheduler_svc.validation import GenerateCall, check_model, validate_generat
 
 REQUEST_ID_KEY = "citybus-request-id"
 """Initial metadata that tells the id of an accepted request."""
+
+READING_GRACE_S = 30.0
 
 log = structlog.get_logger()
 
@@ -69,6 +73,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         *,
         max_live_requests: int = 4096,
         attach_grace_s: float = 30.0,
+        reading_grace_s: float = READING_GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._loop = loop
@@ -78,6 +83,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._metrics = metrics
         self._rides = Rides(max_live_requests, loop.cancel)
         self._attach_grace_s = attach_grace_s
+        self._reading_grace_s = reading_grace_s
         self._clock = clock
         self._has_recovered = False
 
@@ -123,7 +129,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
         model = self._model()
         check_model(request.model, model)
-        ids = await self._encoder.encode(validate_prompt(request), model.vocab_size, model.max_model_len)
+        with self._rides.reserve(("", uuid.uuid4().hex)):  # it too may bring many megabytes and wait for a thread
+            ids = await self._encoder.encode(validate_prompt(request), model.vocab_size, model.max_model_len)
         return pb.CountTokensResponse(num_tokens=len(ids))
 
     async def _accept(self, request: pb.GenerateRequest, call: GenerateCall, arrival: float) -> Ride:
@@ -149,11 +156,18 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._rides.board(ride)
         try:
             await context.send_initial_metadata(((REQUEST_ID_KEY, ride.key[1]),))
-            await _relay(stream, context)
+            async with asyncio.timeout(self._reading_time(ride)):
+                await _relay(stream, context)
             ride.was_read_to_the_end = True
+        except TimeoutError:
+            raise Exhausted("the answer was not read within its time limit") from None
         finally:
             if ride.stream is stream:
                 self._rides.leave(ride)
+
+    def _reading_time(self, ride: Ride) -> float | None:
+        """Seconds until the answer has to be read: who never reads would keep a place for ever."""
+        return None if ride.deadline is None else ride.deadline - self._clock() + self._reading_grace_s
 
     def _restore(self, entry: Entry, model: ExecutorInfo) -> Restored | None:
         try:

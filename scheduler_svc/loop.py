@@ -22,6 +22,7 @@ from scheduler_svc.drive import Drive
 from scheduler_svc.executor_client import Contradiction, ExecutorClient, Fenced, SessionLost
 from scheduler_svc.journal import Journal
 from scheduler_svc.output_stream import OutputSink
+from scheduler_svc.patience import Patience
 from scheduler_svc.reach import Reached, reach
 from scheduler_svc.restored import Restored
 from scheduler_svc.step_metrics import StepMetrics
@@ -65,6 +66,7 @@ class SchedulerLoop:
         self._delivery = Delivery(journal)
         self._epoch: bytes | None = None
         self._ids = itertools.count(1)
+        self._patience = Patience(settings.step_timeout, settings.executor_timeout)
         self._drive: Drive | None = None
         self._draining = False
         self._idle = asyncio.Event()
@@ -165,6 +167,7 @@ class SchedulerLoop:
             finally:
                 self._info = self._drive = None
                 self._metrics.disconnected()
+            self._pass_time()
             await asyncio.sleep(RETRY_S)
 
     async def _connect(self) -> Reached | None:
@@ -172,7 +175,6 @@ class SchedulerLoop:
 
         None where this scheduler has let go.
         """
-        lost_at = time.monotonic()
         serving = True
         while not self._gone:
             try:
@@ -182,15 +184,14 @@ class SchedulerLoop:
                     log.info("waiting for the executor", address=self._client.address, reason=str(error))
                     await self._on_serving(False)
                     serving = False
-            self._pass_time(lost_at)
+            self._pass_time()
             await asyncio.sleep(RETRY_S)
         return None
 
-    def _pass_time(self, lost_at: float) -> None:
-        now = time.monotonic()
+    def _pass_time(self) -> None:
         if self._core is not None:
-            self._delivery.publish(self._core, self._core.expire(now))
-        if now - lost_at > self._settings.executor_timeout:
+            self._delivery.publish(self._core, self._core.expire(time.monotonic()))
+        if self._patience.lost():
             self._abandon(Abandoned("the executor is away: try again later", retry_after_s=5.0))
         self._note_idle()
 
@@ -212,7 +213,7 @@ class SchedulerLoop:
             self._delivery,
             self._journal,
             self._metrics,
-            self._settings.step_timeout,
+            self._patience,
             on_plan=self._on_plan,
             on_turn=self._note_idle,
         )

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
+
+import structlog
 
 from common.errors import StartupError
 from common.step import StepPlan
 
+log = structlog.get_logger()
+
 
 class PlanLog:
-    """Appends to a file. Raises `StartupError` where it cannot be written."""
+    """Appends to a file. Raises `StartupError` where it cannot be opened.
+
+    Where it cannot be written later, as on a full disk, the record ends and the service goes on.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file: TextIO = path.open("a", buffering=1, encoding="utf-8")
+            self._file: BinaryIO | None = path.open("ab", buffering=0)
         except OSError as error:
             raise StartupError(f"cannot write the plan log {path}: {error.strerror}") from error
 
     def write(self, plan: StepPlan) -> None:
         """Add a plan."""
+        if self._file is None:
+            return
         entry = {
             "step": plan.step,
             "new": [[row.sequence_id, row.num_tokens] for row in plan.new_sequences],
@@ -29,8 +38,14 @@ class PlanLog:
             "preempted": plan.preempted_ids,
             "copies": len(plan.copies),
         }
-        self._file.write(json.dumps(entry, separators=(",", ":")) + "\n")
+        try:
+            self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        except OSError as error:
+            log.error("plan log ended", step=plan.step, reason=error.strerror)
+            self.close()
 
     def close(self) -> None:
         """Nothing more is written."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -9,7 +9,7 @@ from scheduler_svc.core.request import Outcome
 
 
 class RequestMeter:
-    """Writes the per-request metrics of a request that has been accepted.
+    """Writes the metrics of one request; one that is refused leaves none.
 
     `clock` gives seconds; `arrival` is a reading of it.
     """
@@ -36,6 +36,7 @@ class RequestMeter:
         """The request has ended, and not by an error."""
         metrics = self._metrics
         metrics.request_success.labels(finished_reason=outcome.reason.value).inc()
+        metrics.request_prompt_tokens.observe(outcome.num_prompt_tokens)
         metrics.request_generation_tokens.observe(outcome.num_output_tokens)
         metrics.e2e_request_latency_seconds.observe(outcome.total_s)
         if outcome.queued_s is not None:

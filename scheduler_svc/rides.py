@@ -43,16 +43,25 @@ class _Silent:
 class Ride:
     """One accepted request: an `OutputSink` that remembers its tokens, so that a reader can start at any of them.
 
-    `grace_s` is how long it goes on without a reader; `digest` tells whether a request is the same one again.
+    `grace_s` is how long it goes on without a reader, `deadline` when its time limit passes; `digest` tells whether a
+    request is the same one again.
     """
 
     def __init__(
-        self, key: Key, sequence_id: int, digest: bytes, grace_s: float, make: StreamMaker, meter: OutputObserver
+        self,
+        key: Key,
+        sequence_id: int,
+        digest: bytes,
+        grace_s: float,
+        deadline: float | None,
+        make: StreamMaker,
+        meter: OutputObserver,
     ) -> None:
         self.key = key
         self.sequence_id = sequence_id
         self.digest = digest
         self.grace_s = grace_s
+        self.deadline = deadline
         self.has_reader = False
         self.was_read_to_the_end = False
         self.stream = make(meter, 0)

@@ -49,7 +49,7 @@ class ModelSpec:
         _refuse_unsupported(config)
         heads = _get(config, "num_attention_heads", int)
         hidden = _get(config, "hidden_size", int)
-        rope = config.get("rope_parameters") or {}
+        rope = _get(config, "rope_parameters", dict, {})
         spec = cls(
             architecture=_architecture(config),
             vocab_size=_get(config, "vocab_size", int),
@@ -128,7 +128,7 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
 
 def _rope_scaling(config: Mapping[str, Any]) -> Llama3Scaling | None:
     """Newer checkpoints have `rope_parameters`, older ones `rope_scaling`."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = _get(config, "rope_parameters", dict, {}) or _get(config, "rope_scaling", dict, {})
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import write_tiny
+from tests.checkpoints import write_chain, write_tiny
 from tests.harness import Bus, running_bus
 
 
@@ -17,6 +17,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "tiny"
     write_tiny(folder, max_model_len=256)
     return folder
+
+
+@pytest.fixture(scope="session")
+def counting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that counts from the last token on, 255 being followed by 0, and never ends by itself; context 8192."""
+    script = {token: (token + 1) % 256 for token in range(256)}
+    return write_chain(tmp_path_factory.mktemp("counting") / "counting", script, max_model_len=8192)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from bench.same_tokens import answers_alone, answers_together, differences_from_
 from tests.e2e.plan_log import rows
 from tests.harness import ROOT, running_bus
 
-MAX_TOKENS = 16
+MAX_TOKENS = 12
 
 
 @pytest.fixture(scope="session")

@@ -78,6 +78,8 @@ def test_frequencies_are_those_of_transformers(scaling: dict[str, Any] | None) -
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope type 'yarn' is not supported"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope type 'linear' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "factor is missing"),
+        ({"rope_scaling": [2.0]}, "rope_scaling must be of type dict, not list"),
+        ({"rope_parameters": "default"}, "rope_parameters must be of type dict, not str"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(change: dict[str, Any], words: str) -> None:

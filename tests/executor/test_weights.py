@@ -146,7 +146,7 @@ def test_F55_other_formats_are_refused_and_never_opened(make_engine: MakeEngine,
     folder = write_chain(tmp_path / "model", {})
     (folder / "model.safetensors").unlink()
     torch.save({"weight": Planted(tmp_path / "marker")}, folder / name)
-    with pytest.raises(StartupError, match=rf"{name}.*citybus model add"):
+    with pytest.raises(StartupError, match=rf"{name}.*save the model as safetensors"):
         make_engine(folder)
     assert not (tmp_path / "marker").exists()
 

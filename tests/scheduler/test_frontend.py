@@ -351,10 +351,29 @@ async def test_more_requests_than_the_server_takes(start: Start) -> None:
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert caught.value.details() == "the server has 2 requests, as many as it takes at once; try again later"
         assert caught.value.trailing_metadata()["grpc-retry-pushback-ms"] == "1000"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await bus.stub.CountTokens(pb.CountTokensRequest(text="hi"))
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         calls[0].cancel()
         await until(lambda: bus.loop.cancelled == [1])
         third = bus.stub.Generate(pb.GenerateRequest(text="hi"))
         assert (await third.read()).text == "h"
+
+
+async def test_who_never_reads_does_not_keep_a_place_for_ever(start: Start) -> None:
+    unread = b"x" * 400_000  # more than the connection takes in
+    async with start(unread, max_live_requests=1, max_time_s=0.5, reading_grace_s=0.5) as bus:
+        narrow = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
+        async with grpc.aio.insecure_channel(bus.address, options=narrow) as channel:
+            stub: Any = generation_pb2_grpc.GenerationServiceStub(channel)
+            call = stub.Generate(pb.GenerateRequest(text="hi"))
+            await call.read()
+            await until(lambda: bus.metric("request_failures_total", code="RESOURCE_EXHAUSTED") == 1)
+            assert (await bus.generate(stopping=pb.StopParams(max_tokens=5)))[0] == "xxxxx"
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+        assert caught.value.details() == "the answer was not read within its time limit"
 
 
 async def test_no_executor(start: Start) -> None:
@@ -374,6 +393,7 @@ async def test_loop_that_does_not_take_the_request(start: Start, refusal: Citybu
     async with start() as bus:
         bus.loop.refusal = refusal
         assert await bus.refused(request_id="same") == (code, str(refusal))
+        assert bus.metric("request_prompt_tokens_count") == 0
         bus.loop.refusal = None
         assert (await bus.generate(request_id="same"))[0] == "hello"
 

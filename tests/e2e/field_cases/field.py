@@ -7,6 +7,7 @@ whose tokens are known. IDLE: nothing runs, waits, is held or is resident.
 from __future__ import annotations
 
 import contextlib
+import signal
 import urllib.request
 import uuid
 from collections import Counter
@@ -27,6 +28,8 @@ from citybus.messages import completion_of
 from tests.harness import START_S, Bus, Service, canary, running_bus
 
 T = TypeVar("T")
+
+PATIENCE_S = 60.0
 
 WITH_METRICS = ("--metrics-listen", "127.0.0.1:0")
 
@@ -73,6 +76,15 @@ class Field:
     def ask(self, prompt: Sequence[int], max_tokens: int, **options: Any) -> Completion:
         """The whole of what `start` begins."""
         return self.start(prompt, max_tokens, **options).read()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The executor stands still: what is started inside begins to run together, in its order."""
+        self.bus.executor.send(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.bus.executor.send(signal.SIGCONT)
 
     def reference(self, prompt: Sequence[int], max_tokens: int, **options: Any) -> tuple[int, ...]:
         """REF, to be called while nothing else runs: a salt that nobody has used makes the cache cold."""
@@ -165,9 +177,12 @@ def running_field(
 
 
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """The results of all calls, made at the same time."""
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
+    """The results of all calls, made at the same time. Raises TimeoutError where one takes longer than `PATIENCE_S`."""
+    pool = ThreadPoolExecutor(len(calls))
+    try:
+        return [future.result(PATIENCE_S) for future in [pool.submit(call) for call in calls]]
+    finally:
+        pool.shutdown(wait=False)  # a call that hangs ends with its bus
 
 
 def is_serving(address: str) -> bool:

@@ -118,7 +118,8 @@ def test_F17_cancel_while_preempted(tight_field: Field, after_s: float) -> None:
     prompts = [[seat, 3, 4] for seat in range(10, 16)]
     references = [tight_field.reference(prompt, 220) for prompt in prompts[:5]]
     preempted = tight_field.bus.status().totals.preemptions
-    rides = [tight_field.start(prompt, 220, cache_salt=uuid.uuid4().hex) for prompt in prompts]
+    with tight_field.paused():
+        rides = [tight_field.start(prompt, 220, cache_salt=uuid.uuid4().hex) for prompt in prompts]
     wait_until(lambda: tight_field.bus.status().totals.preemptions > preempted, "somebody is preempted", 30)
     time.sleep(after_s)
     rides[-1].stream.cancel()

@@ -25,11 +25,12 @@ def preemptions(field: Field, since: int) -> dict[int, list[int]]:
 
 def ride(field: Field, prompts: list[list[int]], lengths: list[int], **options: Any) -> list[Completion]:
     """All at the same time, boarding in their order, each on a cold cache."""
-    streams = [
-        field.start(prompt, length, cache_salt=uuid.uuid4().hex, **options)
-        for prompt, length in zip(prompts, lengths, strict=True)
-    ]
-    return together([stream.read for stream in streams])
+    with field.paused():
+        rides = [
+            field.start(prompt, length, cache_salt=uuid.uuid4().hex, **options)
+            for prompt, length in zip(prompts, lengths, strict=True)
+        ]
+    return together([ride.read for ride in rides])
 
 
 def test_F23_two_or_more_of_six_are_preempted_and_lose_nothing(tight_field: Field) -> None:

@@ -14,7 +14,7 @@ from tests.checkpoints import write_tiny
 from tests.e2e.field_cases.crowd import crowd
 from tests.e2e.field_cases.field import Field, running_field
 from tests.e2e.field_cases.link import Link
-from tests.harness import wait_until
+from tests.harness import Bus, wait_until
 
 ANSWER = 5000
 GONE_S = 3.0
@@ -105,13 +105,36 @@ def test_F32_nothing_is_computed_for_who_is_gone(long_field: Field, door: Door, 
     assert bus.status().totals == after, "nothing more is computed"
 
 
+def no_plan_for(bus: Bus, seconds: float) -> bool:
+    sent = len(bus.plans())
+    time.sleep(seconds)
+    return len(bus.plans()) == sent
+
+
+def test_F32_only_the_plans_in_flight_still_compute(long_field: Field) -> None:
+    """The executor stands still while the client goes, so that it is known which plans were sent before."""
+    bus, before = long_field.bus, long_field.bus.status().totals
+    ride = long_field.start([1, 2, 3], ANSWER)
+    ride.read_some(5)
+    with long_field.paused():
+        wait_until(lambda: no_plan_for(bus, 0.3), "what was computed before is taken in", 30)
+        sent = len(bus.plans())
+        ride.stream.cancel()
+        wait_until(lambda: bus.status().totals.finished > before.finished, "it has ended", GONE_S)
+        assert len(bus.plans()) <= sent
+    bus.wait_idle(GONE_S)
+    after = bus.plans()[sent:]
+    assert [plan["new"] + plan["scheduled"] for plan in after] == [[]] * len(after)
+    assert sum(len(plan["finished"]) for plan in after) == 1
+
+
 def test_F32_who_is_queued_leaves_the_queue(tight_field: Field) -> None:
-    rides = [tight_field.start([seat, 1], 250) for seat in range(6)]
-    queued = tight_field.start([7, 7, 7], 200)
-    boarded = tight_field.bus.status().totals.prompt_tokens
-    assert tight_field.bus.status().waiting >= 1
-    queued.stream.cancel()
-    wait_until(lambda: tight_field.bus.status().waiting == 0, "nobody waits", GONE_S)
-    assert tight_field.bus.status().totals.prompt_tokens == boarded, "it never boarded"
+    before = tight_field.bus.status().totals
+    with tight_field.paused():
+        rides = [tight_field.start([seat, 1], 250) for seat in range(6)]
+        queued = tight_field.start([7] * 9, 200)
+        queued.stream.cancel()
+        wait_until(lambda: tight_field.bus.status().totals.finished > before.finished, "it has left", GONE_S)
     for ride in rides:
         assert len(ride.read().token_ids) == 250
+    assert tight_field.bus.status().totals.prompt_tokens == before.prompt_tokens + 6 * 2, "it never boarded"

@@ -17,22 +17,35 @@ from tests.e2e.field_cases.link import Link
 from tests.harness import Service, wait_until
 
 PROMPTS = [[seat, *range(40, 60)] for seat in range(10, 18)]
+LENGTHS = [600] * 3 + [80] * 5
 STEP_TIMEOUT_S = 2
 NOTICED_S = 15.0
 """The step timeout and the 2 s of an attempt to reach the executor again; the rest is for a busy machine."""
 
 Change = Callable[[Service, Link], object]
 
+
+def resume(executor: Service, link: Link) -> None:
+    executor.send(signal.SIGCONT)
+
+
+def cut(executor: Service, link: Link) -> None:
+    link.cut()
+    executor.send(signal.SIGCONT)
+
+
+def hang(executor: Service, link: Link) -> None:
+    link.hang()
+    executor.send(signal.SIGCONT)
+
+
 LOSSES: dict[str, tuple[Change, Change]] = {
     "killed": (lambda executor, link: executor.kill(), lambda executor, link: executor.restart()),
-    "stopped": (
-        lambda executor, link: executor.send(signal.SIGSTOP),
-        lambda executor, link: executor.send(signal.SIGCONT),
-    ),
-    "cut_off": (lambda executor, link: link.cut(), lambda executor, link: link.mend()),
-    "link_hangs": (lambda executor, link: link.hang(), lambda executor, link: link.mend()),
+    "stopped": (lambda executor, link: None, resume),
+    "cut_off": (cut, lambda executor, link: link.mend()),
+    "link_hangs": (hang, lambda executor, link: link.mend()),
 }
-"""What happens to the executor or the way to it, and how it ends."""
+"""What happens to an executor that stands still, or to the way to it, and how it ends."""
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +74,13 @@ def outcome(ride: Ride) -> Completion | CitybusError:
         return error
 
 
-def start_eight(field: Field, max_tokens: int) -> list[Ride]:
-    """Three that run, and have begun to answer, and five in the queue."""
-    rides = [field.start(prompt, max_tokens) for prompt in PROMPTS]
+def start_eight(field: Field, lengths: list[int]) -> list[Ride]:
+    """Three that run, and have begun to answer, and five in the queue; then the executor stands still."""
+    with field.paused():
+        rides = [field.start(prompt, length) for prompt, length in zip(PROMPTS, lengths, strict=True)]
     for ride in rides[:3]:
         ride.read_some(3)
+    field.bus.executor.send(signal.SIGSTOP)
     state = field.bus.status()
     assert (state.running, state.waiting) == (3, 5)
     return rides
@@ -77,7 +92,7 @@ def test_F33_away_for_too_long(executor: Service, link: Link, model: Path, tmp_p
     flags = ("--executor", link.address, "--step-timeout", STEP_TIMEOUT_S, "--executor-timeout", 1)
     with scheduler_field(model, tmp_path, executor, *flags) as field:
         references = [field.ask(prompt, 5).token_ids for prompt in PROMPTS]
-        rides = start_eight(field, 3000)
+        rides = start_eight(field, [3000] * 8)
         lose(executor, link)
         wait_until(lambda: not is_serving(field.bus.address), "the loss is noticed", NOTICED_S)
         ends = together([partial(outcome, ride) for ride in rides])
@@ -95,18 +110,25 @@ def test_F33_away_for_too_long(executor: Service, link: Link, model: Path, tmp_p
         field.check()
 
 
+@pytest.fixture(scope="module")
+def references(executor: Service, model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, ...]]:
+    """REF of the eight, at `LENGTHS`."""
+    with scheduler_field(model, tmp_path_factory.mktemp("references"), executor) as field:
+        return [field.reference(prompt, length) for prompt, length in zip(PROMPTS, LENGTHS, strict=True)]
+
+
 @pytest.mark.parametrize("loss", LOSSES)
-def test_F33_back_in_time(executor: Service, link: Link, model: Path, tmp_path: Path, loss: str) -> None:
+def test_F33_back_in_time(
+    executor: Service, link: Link, model: Path, tmp_path: Path, references: list[tuple[int, ...]], loss: str
+) -> None:
     lose, restore = LOSSES[loss]
     flags = ("--executor", link.address, "--step-timeout", STEP_TIMEOUT_S, "--executor-timeout", 120)
     with scheduler_field(model, tmp_path, executor, *flags) as field:
-        references = [field.reference(prompt, 300) for prompt in PROMPTS]
-        rides = start_eight(field, 300)
+        rides = start_eight(field, LENGTHS)
         lose(executor, link)
         wait_until(lambda: not is_serving(field.bus.address), "the loss is noticed", NOTICED_S)
         restore(executor, link)
-        answers = together([ride.read for ride in rides])
-        assert [answer.token_ids for answer in answers] == references
+        assert [answer.token_ids for answer in together([ride.read for ride in rides])] == references
         assert is_serving(field.bus.address)
         field.check()
 
@@ -128,7 +150,7 @@ def test_F33_idle_is_healthy_and_a_frozen_executor_is_noticed_without_work(
 def test_F33_frozen_scheduler_is_noticed_by_its_client(executor: Service, model: Path, tmp_path: Path) -> None:
     with scheduler_field(model, tmp_path, executor) as field:
         with (
-            Client(field.bus.address, keepalive=Keepalive(interval_s=2.5, timeout_s=1.0)) as client,
+            Client(field.bus.address, keepalive=Keepalive(interval_s=5.0, timeout_s=1.0)) as client,
             client.generate(token_ids=[1, 2], max_tokens=3000, temperature=0, ignore_eos=True) as stream,
         ):
             next(stream)

@@ -43,20 +43,22 @@ def test_F38_second_while_the_first_runs(tight_field: Field) -> None:
 
 def test_F38_second_while_the_first_is_queued(tight_field: Field) -> None:
     reference, name = tight_field.reference(PROMPT, 20), uuid.uuid4().hex
-    seated = [tight_field.start([seat, 1], 250) for seat in range(6)]
-    queued = start(tight_field, name, 20)
-    refused(tight_field, name)
-    assert tight_field.bus.status().waiting >= 1
-    for ride in seated:
-        ride.stream.cancel()
+    with tight_field.paused():
+        seated = [tight_field.start([seat, 1], 250) for seat in range(6)]
+        queued = start(tight_field, name, 20)
+        refused(tight_field, name)
+        assert tight_field.bus.status().waiting >= 1
+        for ride in seated:
+            ride.stream.cancel()
     assert queued.read().token_ids == reference
 
 
 def test_F38_second_while_the_first_is_preempted(tight_field: Field) -> None:
     reference, name = tight_field.reference(PROMPT, 200), uuid.uuid4().hex
     before = tight_field.bus.status().totals.preemptions
-    elders = [tight_field.start([seat, 3, 4], 250, cache_salt=uuid.uuid4().hex) for seat in range(5)]
-    first = start(tight_field, name)
+    with tight_field.paused():
+        elders = [tight_field.start([seat, 3, 4], 250, cache_salt=uuid.uuid4().hex) for seat in range(5)]
+        first = start(tight_field, name)
     wait_until(lambda: tight_field.bus.status().totals.preemptions > before, "the youngest is preempted", 30)
     refused(tight_field, name)
     for ride in elders:

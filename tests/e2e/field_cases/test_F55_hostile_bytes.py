@@ -80,7 +80,7 @@ def call(address: str, method: str, payload: bytes) -> grpc.StatusCode:
         try:
             list(stream(iter([payload]), timeout=10))
         except grpc.RpcError as error:
-            status: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
+            status: grpc.StatusCode = error.code()
             return status
     return grpc.StatusCode.OK
 
@@ -98,6 +98,8 @@ def test_F55_every_port_survives_bytes_that_are_no_message(tiny_field: Field, tm
     marker, bus = tmp_path / "marker", tiny_field.bus
     reference = tiny_field.reference([5, 6, 7], 250)
     neighbour = tiny_field.start([5, 6, 7], 250)
+    pickle.loads(pickles(tmp_path / "control")[0])
+    assert (tmp_path / "control").exists(), "the payload does what it should, where it is let"
     payloads = pickles(marker) + noise(8) + [HTTP2_PREFACE + EMPTY_SETTINGS + part for part in noise(4)]
     ports = [bus.address, bus.scheduler.facts["admin_listen"], bus.executor.address]
     for address in (*ports, metrics_address(bus.scheduler), metrics_address(bus.executor)):

@@ -1,0 +1,15 @@
+"""The scheduler's options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc.config import Config
+
+
+def test_a_message_limit_that_grpc_cannot_hold_is_refused(tmp_path: Path) -> None:
+    assert Config(model=tmp_path, max_request_bytes=2**31 - 1).max_request_bytes == 2**31 - 1
+    with pytest.raises(ValueError, match="max_request_bytes must be at most 2147483647"):
+        Config(model=tmp_path, max_request_bytes=2**31)

@@ -1,0 +1,36 @@
+"""An executor that always comes back and never gets on: requests do not wait for it until their time limit."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from common.errors import Unavailable
+from common.step import StepPlan
+from tests.scheduler.loop_in_process import ask, running_loop, until
+
+DEADLY = 99
+
+
+def kills(plan: StepPlan) -> bool:
+    return any(DEADLY in row.token_ids for row in plan.new_sequences)
+
+
+async def test_a_request_that_kills_every_executor_fails_and_the_next_ones_are_served() -> None:
+    async with asyncio.timeout(60), running_loop(kills, executor_timeout=0.5) as loop:
+        with pytest.raises(Unavailable, match="the executor is away"):
+            await ask(loop, (DEADLY,))
+        await until(loop.info)
+        assert (await ask(loop)).num_output_tokens == 17
+
+
+async def test_an_executor_that_is_lost_now_and_then_loses_no_request() -> None:
+    deaths = iter([True, False] * 4)
+
+    def dies(plan: StepPlan) -> bool:
+        return bool(plan.new_sequences) and next(deaths, False)
+
+    async with asyncio.timeout(60), running_loop(dies, executor_timeout=0.5) as loop:
+        for _ in range(4):
+            assert (await ask(loop)).num_output_tokens == 17

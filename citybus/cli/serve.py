@@ -130,7 +130,8 @@ async def _prove(listen: str) -> None:
             _say(f"\n> {PROMPT}")
             async with client.generate(None if chat else PROMPT, **options) as stream:
                 async for delta in stream:
-                    write_answer(delta.text)
+                    with _unread():
+                        write_answer(delta.text)
                 _say(f"\n({describe(stream.finish)})\n")
     elsewhere = "" if address == DEFAULT_ADDRESS else f" --address {address}"
     _say(f"serving on {listen} until Ctrl-C; send another prompt from a second terminal:")
@@ -138,8 +139,13 @@ async def _prove(listen: str) -> None:
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # a server goes on where nobody reads what it says
+    with _unread():
         print(line, flush=True)
+
+
+def _unread() -> contextlib.suppress:
+    """A server goes on where nobody reads what it says."""
+    return contextlib.suppress(OSError)
 
 
 def _this_command() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -87,6 +88,13 @@ def runs(pid: int) -> bool:
         return False
 
 
+def ended_requests(admin: str) -> int | None:
+    """How many requests have ended, None while nobody answers."""
+    command = [*CITYBUS, "status", "--json", "--interval=0.05", f"--admin-address={admin}"]
+    status = subprocess.run(command, capture_output=True, text=True, check=False)
+    return int(json.loads(status.stdout)["totals"]["finished"]) if status.returncode == 0 else None
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
@@ -147,6 +155,26 @@ def fails(*arguments: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 1, done.stderr
     return done.stderr
+
+
+def test_it_goes_on_where_nobody_reads_what_it_says(model: Path) -> None:
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    flags = ("--listen", "--admin-listen", "--executor-listen")
+    ports = [f"{flag}={address}" for flag, address in zip(flags, addresses, strict=True)]
+    command = [*CITYBUS, "serve", f"--model={model}", *ports, "--kv-cache-memory=16", "--num-threads=1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        try:
+            until(lambda: ended_requests(addresses[1]) == 1, lambda: process.poll())
+            with Client(addresses[0]) as client:
+                client.complete("hi", max_tokens=1)
+            assert process.poll() is None
+            process.terminate()
+            assert process.wait(timeout=WAIT_S) == 0
+        finally:
+            process.kill()
 
 
 def test_port_in_use_is_one_clear_line(model: Path) -> None:

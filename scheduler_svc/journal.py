@@ -179,7 +179,9 @@ async def open_journal(path: Path) -> FileJournal:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StartupError(f"cannot write the journal {path}: {error.strerror}") from error
+        raise StartupError(
+            f"cannot write the journal {path} ({error.strerror}): choose another file, or none, with --journal"
+        ) from error
     lock = JournalLock(path)
     if not lock.take():
         log.info("standby", journal=str(path))

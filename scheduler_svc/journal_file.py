@@ -68,7 +68,9 @@ class JournalLock:
         try:
             self._descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StartupError(f"cannot write the journal {path}: {error.strerror}") from error
+            raise StartupError(
+                f"cannot write the journal {path} ({error.strerror}): choose another file, or none, with --journal"
+            ) from error
 
     def take(self) -> bool:
         """Whether it is ours now. Returns at once."""

@@ -167,6 +167,8 @@ class SchedulerLoop:
             finally:
                 self._info = self._drive = None
                 self._metrics.disconnected()
+            if self._gone:
+                return
             self._pass_time()
             await asyncio.sleep(RETRY_S)
 

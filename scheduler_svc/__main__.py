@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 
 import structlog
@@ -18,6 +20,7 @@ from common.errors import InvalidRequest, NotFound, StartupError
 from common.grpc_server import GrpcServer
 from common.metrics import SchedulerMetrics, serve_metrics
 from common.step import StepPlan
+from scheduler_svc.acceptance import Acceptance
 from scheduler_svc.admin import AdminServicer
 from scheduler_svc.admin_token import TokenInterceptor, read_token
 from scheduler_svc.alarm import Alarm
@@ -27,7 +30,8 @@ from scheduler_svc.core.guard import GuardedPolicy, PolicyChange
 from scheduler_svc.events import EventBus, ExecutorConnected, ExecutorLost, Preempted
 from scheduler_svc.executor_client import ExecutorClient, Fenced
 from scheduler_svc.frontend import GenerationServicer
-from scheduler_svc.loop import SchedulerLoop
+from scheduler_svc.journal import Journal, NoJournal, open_journal
+from scheduler_svc.loop import Recover, SchedulerLoop
 from scheduler_svc.model_files import read_model_files
 from scheduler_svc.plan_log import PlanLog
 from scheduler_svc.policy_desk import PolicyDesk, announce
@@ -44,6 +48,21 @@ async def serve(settings: Config) -> None:
     files = read_model_files(settings.model)
     template = ChatTemplate(files.chat_template, files.special_tokens) if files.chat_template else None
     encoder = PromptEncoder(Tokenizer(files), template)
+    client = ExecutorClient(settings.executor)
+    journal = await open_journal(settings.journal) if settings.journal is not None else NoJournal()
+    try:
+        await _serve(settings, files.eos_token_ids, encoder, client, journal)
+    finally:
+        await journal.close()
+
+
+async def _serve(
+    settings: Config,
+    eos_token_ids: frozenset[int],
+    encoder: PromptEncoder,
+    client: ExecutorClient,
+    journal: Journal,
+) -> None:
     registry = CollectorRegistry()
     metrics = SchedulerMetrics(registry)
     events = EventBus()
@@ -57,20 +76,22 @@ async def serve(settings: Config) -> None:
     admin = _admin_server(settings)
     with contextlib.ExitStack() as stack:
         loop = SchedulerLoop(
-            ExecutorClient(settings.executor),
+            client,
             guarded,
             settings,
             metrics,
+            journal,
             on_serving=lambda serving: _on_serving(serving, server, loop, events),
             on_plan=_plan_watcher(_plan_recorder(settings, stack), events),
         )
         generation = GenerationServicer(
             loop,
             encoder,
-            files.eos_token_ids,
+            Acceptance(encoder, eos_token_ids, metrics, settings.time_limit, time.monotonic),
+            journal,
             metrics,
             max_live_requests=settings.max_queued_requests,
-            max_time_s=settings.time_limit,
+            attach_grace_s=settings.attach_grace,
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server.server)
         servicer = AdminServicer(
@@ -93,7 +114,7 @@ async def serve(settings: Config) -> None:
             policy=guarded.name,
         )
         try:
-            await _until_signal(server, loop, settings.drain_grace)
+            await _until_signal(server, loop, generation.recover, settings.drain_grace)
         finally:
             await admin.server.stop(0)
 
@@ -153,9 +174,13 @@ def _plan_recorder(settings: Config, stack: contextlib.ExitStack) -> Callable[[S
     return plan_log.write
 
 
-async def _until_signal(server: GrpcServer, loop: SchedulerLoop, grace_s: float) -> None:
-    """Drive the loop until a signal ends the service, or the loop ends by itself: then its error is raised."""
-    driving = asyncio.create_task(loop.run())
+async def _until_signal(server: GrpcServer, loop: SchedulerLoop, recover: Recover, grace_s: float) -> None:
+    """Drive the loop until a signal ends the service, or the loop ends by itself: then its error is raised.
+
+    SIGUSR1 is the short way for a scheduler whose successor stands by: everything is left to that one, as it is.
+    """
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, loop.let_go)
+    driving = asyncio.create_task(loop.run(recover))
     waiting = asyncio.create_task(server.run_until_signal(loop.drain, grace_s))
     await asyncio.wait((driving, waiting), return_when=asyncio.FIRST_COMPLETED)
     if driving.done() and not waiting.done():

@@ -42,6 +42,12 @@ class Config:
     max_queued_requests: int = option(4096, "most requests at once, running ones included", unit="requests")
     time_limit: float = option(3600.0, "most time of a request, queueing included; it may ask for less", unit="seconds")
     drain_grace: float = option(30.0, "how long running requests may go on after SIGTERM", unit="seconds")
+    journal: Path | None = option(
+        None, "file that keeps the accepted requests for the next scheduler; without one they end with the process"
+    )
+    attach_grace: float = option(
+        30.0, "least time that requests go on without a reader after a change of the scheduler", unit="seconds"
+    )
     plan_log: Path | None = option(None, "file to record every plan in, one JSON object a line")
     log_level: str = option("info", "least severity logged", choices=("debug", "info", "warning", "error"))
 
@@ -52,5 +58,5 @@ class Config:
                 raise ValueError(f"{name} must be more than 0")
         if self.max_request_bytes > MAX_MESSAGE_BYTES:
             raise ValueError(f"max_request_bytes must be at most {MAX_MESSAGE_BYTES}, as in gRPC")
-        if self.time_limit <= 0 or self.drain_grace < 0:
-            raise ValueError("time_limit must be more than 0, and drain_grace not less")
+        if self.time_limit <= 0 or self.drain_grace < 0 or self.attach_grace < 0:
+            raise ValueError("time_limit must be more than 0, drain_grace and attach_grace not less")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.step import BlockCopy, SealedBlock
@@ -55,6 +57,24 @@ class BlockManager:
     def counts(self) -> PoolCounts:
         """Blocks by state."""
         return PoolCounts(self._pool.num_free, self._pool.num_cached, self._pool.num_held)
+
+    def adopt(self, sequences: Iterable[Sequence], cached: Iterable[SealedBlock]) -> list[SealedBlock]:
+        """Take over a pool in use; returns the names that are news to the executor, which knows `cached`.
+
+        `sequences` have their block tables. What a block holds that they share is read off their tokens; of a block
+        that nobody holds only the name is known.
+        """
+        names = {seal.block_id: seal.content_hash for seal in cached}
+        holders: Counter[int] = Counter()
+        sealed: list[SealedBlock] = []
+        for sequence in sequences:
+            holders.update(sequence.block_table)
+            sealed += [seal for seal in self.seal(sequence) if names.get(seal.block_id) != seal.content_hash]
+        # The newest first: the end of a prefix has its name after the beginning, and is worth less.
+        unheld = [block for block in reversed(names) if block not in holders]
+        kept = [block for block in unheld if self._cache.insert(block, CachedBlock(b"", (), 0, names[block]))]
+        self._pool.adopt(holders, kept)
+        return sealed
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that many tokens take."""

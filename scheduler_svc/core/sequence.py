@@ -132,13 +132,21 @@ class Sequence:
         self.num_scheduled = 0
         self.num_sealed = 0
 
-    def forget_plans(self) -> None:
-        """Start over with an executor that knows nothing: the plans in flight will have no results."""
+    def forget_plans(self, now: float) -> None:
+        """Start over: the plans in flight will have no results. Tokens it has from elsewhere came by `now`."""
+        if self.num_output_tokens and self.first_token_at is None:
+            self.first_scheduled_at = self.first_token_at = now
+            self.num_cached_tokens = 0
         self.forget_blocks()
         self.block_hashes = []
         self.num_pending = 0
         self.last_step = 0
         self.resident = False
+
+    def note_preemption(self, now: float) -> None:
+        """It has lost its blocks, and waits again."""
+        self.waiting_since = now
+        self.num_preemptions += 1
 
     def outcome(
         self, reason: FinishReason, now: float, *, stop_token_id: int | None = None, error: str | None = None

@@ -128,7 +128,9 @@ class OpenSession(_message.Message):
     epoch: _builtins.bytes
     """The epoch the scheduler knows, from Describe. Another one at the executor: FAILED_PRECONDITION."""
     resume: _builtins.bool
-    """Keep resident sequences and cached blocks (the scheduler has read them with Reconcile). False: drop them all."""
+    """Keep resident sequences and cached blocks: the scheduler reads them with Reconcile before its first plan, when
+    nobody else can change them any more. False: drop them all.
+    """
     def __init__(
         self,
         *,

@@ -145,6 +145,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             case "larger":
                 self.driver.restart(num_blocks=self.driver.executor.info.num_blocks + 2)
 
+    @rule(executed=st.integers(0, 3), unheard=st.sampled_from([0, 0, 1, 2, 50]))
+    def hand_over(self, executed: int, unheard: int) -> None:
+        self.driver.hand_over(executed, unheard)
+
+    @rule(executed=st.integers(0, 3))
+    def cut(self, executed: int) -> None:
+        self.driver.cut(executed)
+
     def teardown(self) -> None:
         if hasattr(self, "driver"):
             self.driver.drain()
@@ -166,8 +174,13 @@ def test_long_runs(info: ExecutorInfo, policy: str, window: int, seed: int) -> N
         if chance.random() < 0.1 and driver.live:
             driver.cancel(chance.choice(driver.live))
         driver.sleep(chance.random())
-        if chance.random() < 0.02:
-            driver.restart()
+        match chance.randrange(50):
+            case 0:
+                driver.restart()
+            case 1 | 2 | 3:
+                driver.hand_over(chance.randint(0, window), chance.choice([0, 0, 1, 5]), policy=BUILT_IN[policy]())
+            case 4:
+                driver.cut(chance.randint(0, window))
         for _ in range(chance.randint(0, 2)):
             driver.schedule()
         for _ in range(chance.randint(0, 2)):

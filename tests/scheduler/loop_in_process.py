@@ -14,6 +14,7 @@ from common.errors import CitybusError
 from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo, Sampling, StepPlan, StepResult
 from scheduler_svc.config import Config
+from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.request import Outcome, Request, SequenceUpdate
 from scheduler_svc.executor_client import SessionLost
 from scheduler_svc.loop import SchedulerLoop
@@ -85,7 +86,9 @@ async def running_loop(
     settings = Config(model=Path("unused"), **options)
     metrics = SchedulerMetrics(CollectorRegistry())
     client: Any = ExecutorInProcess(kills)
-    loop = SchedulerLoop(client, Fcfs(), settings, metrics, on_serving=on_serving, on_plan=lambda plan: None)
+    loop = SchedulerLoop(
+        client, GuardedPolicy(Fcfs()), settings, metrics, on_serving=on_serving, on_plan=lambda plan: None
+    )
     driving = asyncio.create_task(loop.run())
     try:
         await until(loop.info)

@@ -9,6 +9,7 @@ CitybusError                 INTERNAL             a fault of ours
 |   `-- Abandoned            UNAVAILABLE          an accepted request has ended for that
 |-- Aborted                  ABORTED              another reader has taken the answer over
 |-- FailedPrecondition       FAILED_PRECONDITION  another scheduler has taken over, or the epoch changed
+|-- Unauthenticated          UNAUTHENTICATED      the operator's token is missing or wrong
 `-- StartupError             (never on the wire)  a service cannot start; the message says what to do
 """
 
@@ -74,6 +75,12 @@ class FailedPrecondition(CitybusError):
     """Another scheduler has taken over, or the epoch changed."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class Unauthenticated(CitybusError):
+    """The operator's token is missing or wrong."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class StartupError(CitybusError):

@@ -42,12 +42,22 @@ class GrpcServer:
     """A server whose servicers are added to `server` before `start`. To be made inside a running event loop.
 
     `listen` is "host:port" (port 0: any free one); `services` are the full names of what it serves. A message of more
-    than `max_message_bytes` is refused with RESOURCE_EXHAUSTED before it is parsed.
+    than `max_message_bytes` is refused with RESOURCE_EXHAUSTED before it is parsed. `interceptors` come after the one
+    that turns errors into statuses.
     """
 
-    def __init__(self, listen: str, *, services: Sequence[str], max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        listen: str,
+        *,
+        services: Sequence[str],
+        max_message_bytes: int,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
         self.listen = listen
-        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_options(max_message_bytes))
+        self.server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(), *interceptors], options=_options(max_message_bytes)
+        )
         self._services = tuple(services)
         self._health = health.aio.HealthServicer()
 

@@ -105,7 +105,7 @@ class Acceptance:
             detokenizer = Detokenizer(self._tokenizer.token_bytes, continued, hidden)
             return OutputStream(detokenizer, call.stop_texts, observer, first_index)
 
-        meter = RequestMeter(self._metrics, self._clock, arrival)
+        meter = RequestMeter(self._metrics, self._clock, arrival, call.tenant)
         ride = Ride((call.tenant, call.request_id), sequence_id, record.digest, grace_s, request.deadline, make, meter)
         return Accepted(request, ride, record.SerializeToString())
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.config import REQUIRED, option
-from scheduler_svc.policies import BUILT_IN
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The largest message that gRPC can be told to take."""
@@ -23,7 +22,17 @@ class Config:
     admin_listen: str = option("127.0.0.1:50052", "address of the operator's service", unit="host:port")
     metrics_listen: str = option("", "address of the Prometheus metrics; empty is off", unit="host:port")
     executor: str = option("127.0.0.1:50061", "address of the executor", unit="host:port")
-    policy: str = option("fcfs", "scheduling policy", choices=tuple(BUILT_IN))
+    admin_token_file: Path | None = option(
+        None, "file with the token that operators must send; none: the variable CITYBUS_ADMIN_TOKEN, if it is set"
+    )
+    policy: str = option("fcfs", "scheduling policy: built-in, installed, or of a file in the policy folder")
+    policy_folder: Path | None = option(None, "folder with policies of your own, one Python file each")
+    policy_time_limit: float = option(
+        0.05, "longest a decision of a policy may take before the policy is rolled back", unit="seconds"
+    )
+    starvation_limit: float = option(
+        120.0, "longest a request may wait while others pass before the policy is rolled back", unit="seconds"
+    )
     window: int = option(2, "most plans in flight: 2 hides scheduling behind the executor's work", unit="plans")
     step_timeout: float = option(120.0, "how long a step may take before the executor counts as lost", unit="seconds")
     executor_timeout: float = option(
@@ -43,7 +52,8 @@ class Config:
     log_level: str = option("info", "least severity logged", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:
-        for name in ("window", "step_timeout", "executor_timeout", "max_request_bytes", "max_queued_requests"):
+        positive = "window step_timeout executor_timeout max_request_bytes max_queued_requests"
+        for name in (*positive.split(), "policy_time_limit", "starvation_limit"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0")
         if self.max_request_bytes > MAX_MESSAGE_BYTES:

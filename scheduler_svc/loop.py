@@ -13,10 +13,9 @@ from common.errors import Abandoned, CitybusError, InvalidRequest, Unavailable
 from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo, StepPlan
 from scheduler_svc.config import Config
-from scheduler_svc.core.policy import Policy
-from scheduler_svc.core.readings import Snapshot, Totals
-from scheduler_svc.core.request import NeverFits, Request
-from scheduler_svc.core.scheduler import Scheduler, WrongResult
+from scheduler_svc.core.guard import GuardedPolicy
+from scheduler_svc.core.request import NeverFits, Request, WrongResult
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.delivery import Delivery
 from scheduler_svc.drive import Drive
 from scheduler_svc.executor_client import Contradiction, ExecutorClient, Fenced, SessionLost
@@ -46,7 +45,7 @@ class SchedulerLoop:
     def __init__(
         self,
         client: ExecutorClient,
-        policy: Policy,
+        policy: GuardedPolicy,
         settings: Config,
         metrics: SchedulerMetrics,
         journal: Journal,
@@ -75,9 +74,9 @@ class SchedulerLoop:
     # What the front end calls
 
     @property
-    def policy(self) -> str:
-        """Name of the policy in force."""
-        return self._policy.name
+    def core(self) -> Scheduler | None:
+        """The state machine; None before the first executor is connected."""
+        return self._core
 
     @property
     def draining(self) -> bool:
@@ -114,9 +113,10 @@ class SchedulerLoop:
             self._delivery.publish(self._core, self._core.cancel(sequence_id, time.monotonic()))
             self._wake()
 
-    def snapshot(self) -> tuple[Snapshot, Totals] | None:
-        """One reading of the core; None before the first executor is connected."""
-        return None if self._core is None else (self._core.snapshot(), self._core.totals)
+    def refuse(self, refusing: bool) -> None:
+        """Refuse new requests, or take them again."""
+        self._draining = refusing
+        self._idle.clear()
 
     async def drain(self) -> None:
         """Refuse what is new and wait for what is accepted.

@@ -51,6 +51,7 @@ STUB_IMPORTERS = (
     "scheduler_svc/__main__.py",
     "scheduler_svc/acceptance.py",
     "scheduler_svc/admin.py",
+    "scheduler_svc/admin_messages.py",
     "scheduler_svc/executor_client.py",
     "scheduler_svc/frontend.py",
     "scheduler_svc/responses.py",
@@ -64,6 +65,10 @@ STUB_IMPORTERS = (
     "citybus/reconnect.py",
     "citybus/stream.py",
     "citybus/cli/status.py",
+    "citybus/cli/admin.py",
+    "citybus/cli/drain.py",
+    "citybus/cli/events.py",
+    "citybus/cli/policy.py",
 )
 # What turns data into code.
 UNSAFE_MODULES = ("cloudpickle", "dill", "marshal", "pickle", "shelve", "_pickle")

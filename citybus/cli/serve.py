@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 from citybus.async_client import AsyncClient
+from citybus.cli.admin import DEFAULT_ADMIN_ADDRESS
 from citybus.cli.model import add_models_dir, store_of
 from citybus.cli.options import failures
 from citybus.cli.output import describe, write_answer
-from citybus.cli.status import DEFAULT_ADMIN_ADDRESS
 from citybus.connection import DEFAULT_ADDRESS
 from citybus.failure import Failure
 from citybus.messages import RequestOptions
@@ -28,7 +28,7 @@ NEXT_PROMPT = "What is gravity?"
 
 _PASSED_ON = {
     "executor": ("dtype", "kv_cache_memory", "num_threads", "max_sequences"),
-    "scheduler": ("policy", "drain_grace"),
+    "scheduler": ("policy", "policy_folder", "drain_grace"),
 }
 _EXECUTOR_GRACE_S = 5.0  # it is told to end when the scheduler has ended, and nobody waits for it any more
 _MARGIN_S = 5.0
@@ -55,7 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--kv-cache-memory", metavar="MIB", help="memory for keys and values, in MiB (default: the executor's)")
     add("--num-threads", metavar="N", help="threads that compute (default: the executor's)")
     add("--max-sequences", metavar="N", help="most sequences in a step (default: the executor's)")
-    add("--policy", help="scheduling policy: fcfs or priority (default: the scheduler's)")
+    add("--policy", help="scheduling policy, as 'citybus policy list' names them (default: the scheduler's)")
+    add("--policy-folder", metavar="FOLDER", help="folder with policies of your own (default: none)")
     add("--journal", metavar="FILE|none", help=_JOURNAL_HELP)
     add("--drain-grace", metavar="SECONDS", type=float, default=30.0, help=_GRACE_HELP)
     add("--start-timeout", metavar="SECONDS", type=float, default=600.0, help=_START_HELP)

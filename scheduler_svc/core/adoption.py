@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from common.step import ResidentPage, ResidentSequence, SealedBlock
 from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.roster import Roster
 from scheduler_svc.core.sequence import Sequence
 
@@ -83,3 +84,27 @@ def _seat(sequence: Sequence, resident: ResidentSequence, num_unheard: int, now:
     if sequence.first_scheduled_at is None:
         sequence.first_scheduled_at = now
         sequence.num_cached_tokens = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a sequence ends that cannot go on: the arguments of its outcome."""
+
+    reason: FinishReason
+    stop_token_id: int | None = None
+    error: str | None = None
+
+
+def ending_of(sequence: Sequence, fits: int) -> Ending | None:
+    """Why a sequence with these tokens does not go on, where at most `fits` tokens can follow its prompt; else None."""
+    last = sequence.tokens[-1] if sequence.num_output_tokens else None
+    if last in sequence.request.stop_token_ids:
+        return Ending(FinishReason.STOP, stop_token_id=last)
+    if sequence.num_output_tokens >= sequence.max_output:
+        return Ending(FinishReason.LENGTH)
+    if sequence.num_output_tokens >= fits:
+        return Ending(
+            FinishReason.ERROR,
+            error="the executor came back with less memory than this request needs: send it again",
+        )
+    return None

@@ -100,6 +100,22 @@ class BlockManager:
         rest = sequence.tokens[start : min(start + self._block_size, usable)]
         return PrefixHit(tuple(blocks), self._cache.find_partial(parent, rest, step))
 
+    def num_cached_tokens(self, sequence: Sequence) -> int:
+        """Leading tokens the cache holds in whole blocks, short of the last token. Changes nothing a plan depends on.
+
+        Cheap: looks only around where the last answer ended. A block reclaimed further ahead goes unnoticed for a
+        while; the end of a prefix is normally reclaimed first.
+        """
+        count = min(sequence.num_cached_blocks, (len(sequence.tokens) - 1) // self._block_size)
+        while count > 0 and self._cache.find(self._name(sequence, count - 1)) is None:
+            count -= 1
+        while (count + 1) * self._block_size < len(sequence.tokens):
+            if self._cache.find(self._name(sequence, count)) is None:
+                break
+            count += 1
+        sequence.num_cached_blocks = count
+        return count * self._block_size
+
     def cost(self, sequence: Sequence, hit: PrefixHit) -> int:
         """Available blocks it takes to compute all known tokens of the sequence, starting from `hit`."""
         taken_from_cache = sum(1 for block in hit.blocks if self._pool.holders(block) == 0)

@@ -31,10 +31,10 @@ class PlanDraft:
     new_drawing: list[Sequence] = field(default_factory=list)
     known_drawing: list[Sequence] = field(default_factory=list)
 
-    def take(self, sequence: Sequence, num_tokens: int) -> None:
+    def take(self, sequence: Sequence, num_tokens: int, num_drawn: int) -> None:
         """Spend tokens of the budget on a sequence."""
         self.tokens -= num_tokens
-        self.charges.append(Charge(sequence, num_tokens))
+        self.charges.append(Charge(sequence.view, num_tokens, num_drawn))
         self.computing.append(sequence)
 
     def plan(self, term: int, finished_ids: Iterable[int], sealed: Iterable[SealedBlock]) -> StepPlan:

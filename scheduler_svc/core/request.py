@@ -81,3 +81,7 @@ class NeverFits(ValueError):
             f"the prompt has {num_prompt_tokens} tokens, and a sequence holds {num_prompt_tokens + room} here, the"
             " answer included: shorten the prompt"
         )
+
+
+class WrongResult(ValueError):
+    """A result that does not belong to the oldest plan in flight: the session with the executor is broken."""

@@ -6,20 +6,17 @@ from collections import deque
 from collections.abc import Iterable
 
 from common.step import ExecutorInfo, SealedBlock, StepPlan, StepResult
-from scheduler_svc.core.adoption import Residency, adopt
+from scheduler_svc.core.adoption import Residency, adopt, ending_of
 from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.invariants import check_roster
 from scheduler_svc.core.plan_draft import PlanDraft, PlanInFlight
 from scheduler_svc.core.planner import Planner
-from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.readings import Snapshot, Totals
-from scheduler_svc.core.request import FinishReason, NeverFits, Request, SequenceUpdate
+from scheduler_svc.core.request import FinishReason, NeverFits, Request, SequenceUpdate, WrongResult
 from scheduler_svc.core.roster import Roster
 from scheduler_svc.core.sequence import Sequence, Status
-
-
-class WrongResult(ValueError):
-    """A result that does not belong to the oldest plan in flight: the session with the executor is broken."""
+from scheduler_svc.core.view import view_of
 
 
 class Scheduler:
@@ -30,12 +27,12 @@ class Scheduler:
 
     Args:
         info: capacity, as the executor reported it.
-        policy: the four decisions.
+        policy: who boards, who computes how much, who gives way.
         term: the session's term, which every plan carries.
         window: most plans in flight.
     """
 
-    def __init__(self, info: ExecutorInfo, policy: Policy, *, term: int = 0, window: int = 2) -> None:
+    def __init__(self, info: ExecutorInfo, policy: GuardedPolicy, *, term: int = 0, window: int = 2) -> None:
         self.policy = policy
         self.totals = Totals()
         self._window = window
@@ -62,10 +59,13 @@ class Scheduler:
         """Whether a sequence is live or a result missing."""
         return len(self._roster) > 0 or bool(self._in_flight)
 
+    def live(self) -> list[Sequence]:
+        """The live sequences, eldest first."""
+        return self._roster.live()
+
     def max_output(self, num_prompt_tokens: int) -> int:
         """Most tokens that can follow a prompt of that length; under 1 where it can never be served."""
-        pool = self._info.num_blocks * self._info.block_size
-        return min(self._info.max_model_len, pool) - num_prompt_tokens
+        return min(self._info.max_model_len, self._info.num_blocks * self._info.block_size) - num_prompt_tokens
 
     def add(self, request: Request, output: Iterable[int] = ()) -> None:
         """Queue a request, with the tokens it has generated elsewhere: then `resume` or `reset` has to follow.
@@ -77,6 +77,7 @@ class Scheduler:
             raise NeverFits(len(request.prompt), room)
         sequence = Sequence(request, min(room, request.max_tokens or room))
         sequence.tokens.extend(output)
+        sequence.view = view_of(sequence, self._blocks)
         self._roster.add(sequence)
         self.totals.accepted += 1
 
@@ -95,8 +96,13 @@ class Scheduler:
         return [self._end(sequence, FinishReason.STOP, now, surplus=surplus)]
 
     def expire(self, now: float) -> list[SequenceUpdate]:
-        """End the sequences whose time limit has passed."""
-        return [self._end(sequence, FinishReason.DEADLINE, now) for sequence in self._roster.overdue(now)]
+        """End the sequences whose time limit has passed, and those that the policy sheds."""
+        late = self._roster.overdue(now)
+        if self.policy.sheds and self._roster.waiting:
+            waiting = tuple(sequence.view for sequence in self._roster.waiting)
+            shed = {view.sequence_id for view in self.policy.shed(waiting, now)}
+            late += [one for one in self._roster.waiting if one.sequence_id in shed and one not in late]
+        return [self._end(sequence, FinishReason.DEADLINE, now) for sequence in late]
 
     def next_deadline(self) -> float | None:
         """When the next time limit passes."""
@@ -126,6 +132,7 @@ class Scheduler:
             self._roster.wait_again(sequence)
         for sequence in self._roster.live():
             sequence.forget_plans(now)
+            sequence.view = view_of(sequence, self._blocks)
         adoption = adopt(self._roster, self._blocks, held, now)
         self._finished_ids, self._sealed = adoption.strangers, adoption.sealed
         for sequence in running:
@@ -145,22 +152,14 @@ class Scheduler:
         updates = []
         for sequence in self._roster.live():
             fits = self.max_output(sequence.num_prompt_tokens)
-            last = sequence.tokens[-1] if sequence.num_output_tokens else None
-            if last in sequence.request.stop_token_ids:
-                updates.append(self._end(sequence, FinishReason.STOP, now, stop_token_id=last))
-            elif sequence.num_output_tokens >= sequence.max_output:
-                updates.append(self._end(sequence, FinishReason.LENGTH, now))
-            elif sequence.num_output_tokens >= fits:
-                error = "the executor came back with less memory than this request needs: send it again"
-                updates.append(self._end(sequence, FinishReason.ERROR, now, error=error))
+            if (end := ending_of(sequence, fits)) is not None:
+                updates.append(self._end(sequence, end.reason, now, stop_token_id=end.stop_token_id, error=end.error))
             sequence.max_output = min(sequence.max_output, fits)
         return updates
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next plan, or None where the window is full or nothing can be done before the next result.
-
-        Raises `PolicyFault` where the policy answers nonsense.
-        """
+        """The next plan, or None where the window is full or nothing can be done before the next result."""
+        self.policy.settle()
         if len(self._in_flight) >= self._window:
             return None
         draft = self._planner.fill(self._step + 1, self.policy, now)
@@ -168,6 +167,7 @@ class Scheduler:
             return None
         self.totals.count(draft, now)
         self.policy.charge(draft.charges, now)
+        self.policy.watch(self._roster.waiting, draft.boarded, now)
         return self._send(draft)
 
     def _send(self, draft: PlanDraft) -> StepPlan:

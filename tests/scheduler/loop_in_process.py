@@ -14,6 +14,7 @@ from common.errors import CitybusError
 from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo, ResidentPage, Sampling, StepPlan, StepResult
 from scheduler_svc.config import Config
+from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.request import Outcome, Request, SequenceUpdate
 from scheduler_svc.executor_client import SessionLost
 from scheduler_svc.journal import NoJournal
@@ -93,7 +94,13 @@ async def running_loop(
     metrics = SchedulerMetrics(CollectorRegistry())
     client: Any = ExecutorInProcess(kills)
     loop = SchedulerLoop(
-        client, Fcfs(), settings, metrics, NoJournal(), on_serving=on_serving, on_plan=lambda plan: None
+        client,
+        GuardedPolicy(Fcfs()),
+        settings,
+        metrics,
+        NoJournal(),
+        on_serving=on_serving,
+        on_plan=lambda plan: None,
     )
     driving = asyncio.create_task(loop.run(lambda info: []))
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 from common.step import ExecutorInfo, Sampling, StepPlan, StepResult
 from scheduler_svc.core.adoption import Residency
+from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.request import FinishReason, NeverFits, Outcome, Request, SequenceUpdate
 from scheduler_svc.core.scheduler import Scheduler
@@ -33,11 +34,16 @@ class Driver:
     """
 
     def __init__(
-        self, info: ExecutorInfo = INFO, policy: Policy | None = None, window: int = 2, script: Script | None = None
+        self,
+        info: ExecutorInfo = INFO,
+        policy: Policy | GuardedPolicy | None = None,
+        window: int = 2,
+        script: Script | None = None,
     ) -> None:
         self.executor = FakeExecutor(info, script)
         term = self.executor.open(info.epoch, False)
-        self.scheduler = Scheduler(info, policy or Policy(), term=term, window=window)
+        guarded = policy if isinstance(policy, GuardedPolicy) else GuardedPolicy(policy or Policy())
+        self.scheduler = Scheduler(info, guarded, term=term, window=window)
         self.window = window
         self.now = 0.0
         self.plans: deque[StepPlan] = deque()
@@ -86,8 +92,10 @@ class Driver:
         """Let time pass, and end who is late."""
         self.now += seconds
         late = [key for key in self.live if (end := self.requests[key].deadline) is not None and end <= self.now]
-        self._end(late, FinishReason.DEADLINE)
-        self._hear(self.scheduler.expire(self.now))
+        updates = self.scheduler.expire(self.now)
+        shed = [update.sequence_id for update in updates if self.scheduler.policy.sheds]
+        self._end([*late, *shed], FinishReason.DEADLINE)
+        self._hear(updates)
 
     def schedule(self) -> StepPlan | None:
         """Make the next plan."""

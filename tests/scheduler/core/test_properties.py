@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from common.step import ExecutorInfo, Sampling
+from scheduler_svc.core.guard import GuardedPolicy, PolicyChange
 from scheduler_svc.policies import BUILT_IN
 from tests.fakes import INFO
 from tests.scheduler.core.driver import Driver, request
@@ -59,7 +60,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(info=capacities, policy=st.sampled_from(sorted(BUILT_IN)), window=st.integers(1, 3))
     def start(self, info: ExecutorInfo, policy: str, window: int) -> None:
-        self.driver = Driver(info, BUILT_IN[policy](), window)
+        self.changes: list[PolicyChange] = []
+        self.driver = Driver(info, GuardedPolicy(BUILT_IN[policy](), on_change=self.changes.append), window)
         self.next_id = 1
 
     @rule(
@@ -95,6 +97,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         driver.add(new)
         self.next_id += 1
+
+    @rule(policy=st.sampled_from(sorted(BUILT_IN)))
+    def swap(self, policy: str) -> None:
+        self.driver.scheduler.policy.set(BUILT_IN[policy]())
 
     @rule()
     def schedule(self) -> None:
@@ -150,6 +156,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "driver"):
             self.driver.drain()
+            assert [change for change in self.changes if change.fault] == [], "a policy of ours was rolled back"
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -106,17 +106,21 @@ async def _serve(
         stack.callback(encoder.close)
         port, admin_port = await server.start(), await admin.start()
         await admin.set_serving(True)
-        structlog.get_logger().info(
-            "serving",
-            listen=address.with_port(settings.listen, port),
-            admin_listen=address.with_port(settings.admin_listen, admin_port),
-            metrics_port=metrics_server.port,
-            policy=guarded.name,
-        )
+        _say_serving(settings, port, admin_port, metrics_server.port, guarded.name)
         try:
             await _until_signal(server, loop, generation.recover, settings.drain_grace)
         finally:
             await admin.server.stop(0)
+
+
+def _say_serving(settings: Config, port: int, admin_port: int, metrics_port: int | None, policy: str) -> None:
+    structlog.get_logger().info(
+        "serving",
+        listen=address.with_port(settings.listen, port),
+        admin_listen=address.with_port(settings.admin_listen, admin_port),
+        metrics_port=metrics_port,
+        policy=policy,
+    )
 
 
 async def _shelf(settings: Config) -> PolicyShelf:

@@ -157,7 +157,8 @@ class Driver:
         self._lose_plans(executed)
         info = self.executor.info
         term = self.executor.open(info.epoch, True)
-        self.scheduler = Scheduler(info, policy or self.scheduler.policy, term=term, window=self.window)
+        guarded = GuardedPolicy(policy) if policy else self.scheduler.policy
+        self.scheduler = Scheduler(info, guarded, term=term, window=self.window)
         for key in self.live:
             del self.tokens[key][max(0, len(self.tokens[key]) - unheard) :]
             self.scheduler.add(self.requests[key], self.tokens[key])

@@ -26,6 +26,11 @@ def request(sequence_id: int, prompt: Iterable[int], **options: Any) -> Request:
     return Request(sequence_id=sequence_id, prompt=tuple(prompt), **settings)
 
 
+def guard(policy: Policy | GuardedPolicy) -> GuardedPolicy:
+    """The policy as a scheduler takes it."""
+    return policy if isinstance(policy, GuardedPolicy) else GuardedPolicy(policy)
+
+
 class Driver:
     """A scheduler, an executor, and what both have said so far.
 
@@ -42,8 +47,7 @@ class Driver:
     ) -> None:
         self.executor = FakeExecutor(info, script)
         term = self.executor.open(info.epoch, False)
-        guarded = policy if isinstance(policy, GuardedPolicy) else GuardedPolicy(policy or Policy())
-        self.scheduler = Scheduler(info, guarded, term=term, window=window)
+        self.scheduler = Scheduler(info, guard(policy or Policy()), term=term, window=window)
         self.window = window
         self.now = 0.0
         self.plans: deque[StepPlan] = deque()
@@ -157,8 +161,7 @@ class Driver:
         self._lose_plans(executed)
         info = self.executor.info
         term = self.executor.open(info.epoch, True)
-        guarded = GuardedPolicy(policy) if policy else self.scheduler.policy
-        self.scheduler = Scheduler(info, guarded, term=term, window=self.window)
+        self.scheduler = Scheduler(info, guard(policy or self.scheduler.policy), term=term, window=self.window)
         for key in self.live:
             del self.tokens[key][max(0, len(self.tokens[key]) - unheard) :]
             self.scheduler.add(self.requests[key], self.tokens[key])

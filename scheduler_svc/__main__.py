@@ -94,32 +94,33 @@ async def _serve(
             attach_grace_s=settings.attach_grace,
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server.server)
-        servicer = AdminServicer(
-            loop,
-            PolicyDesk(guarded, shelf, events, time_limit),
-            events,
-            on_draining=lambda draining: server.set_serving(not draining and loop.info() is not None),
-        )
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, admin.server)
+        desk = PolicyDesk(guarded, shelf, events, time_limit)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(_operating(loop, desk, events, server), admin.server)
         metrics_server = serve_metrics(registry, settings.metrics_listen)
         stack.callback(metrics_server.close)
         stack.callback(encoder.close)
         port, admin_port = await server.start(), await admin.start()
         await admin.set_serving(True)
-        _say_serving(settings, port, admin_port, metrics_server.port, guarded.name)
+        structlog.get_logger().info(
+            "serving",
+            listen=address.with_port(settings.listen, port),
+            admin_listen=address.with_port(settings.admin_listen, admin_port),
+            metrics_port=metrics_server.port,
+            policy=guarded.name,
+        )
         try:
             await _until_signal(server, loop, generation.recover, settings.drain_grace)
         finally:
             await admin.server.stop(0)
 
 
-def _say_serving(settings: Config, port: int, admin_port: int, metrics_port: int | None, policy: str) -> None:
-    structlog.get_logger().info(
-        "serving",
-        listen=address.with_port(settings.listen, port),
-        admin_listen=address.with_port(settings.admin_listen, admin_port),
-        metrics_port=metrics_port,
-        policy=policy,
+def _operating(loop: SchedulerLoop, desk: PolicyDesk, events: EventBus, server: GrpcServer) -> AdminServicer:
+    """The operator's service; what it drains is no longer healthy."""
+    return AdminServicer(
+        loop,
+        desk,
+        events,
+        on_draining=lambda draining: server.set_serving(not draining and loop.info() is not None),
     )
 
 

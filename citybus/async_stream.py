@@ -9,9 +9,9 @@ from typing import Self
 import grpc
 
 from citybus.connection import REQUEST_ID_KEY
-from citybus.errors import Cancelled, from_rpc
+from citybus.errors import Cancelled, CitybusError, from_rpc
 from citybus.messages import Delta, Finish, delta_of, finish_of
-from citybus.reconnect import Reconnect, may_attach, pauses
+from citybus.reconnect import BROKEN, Reconnect, may_attach, pauses
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc as pb_grpc
 
@@ -67,12 +67,13 @@ class AsyncStream:
                         return part
                 break
             except grpc.aio.AioRpcError as error:
-                await self._attach(error)
+                failure = from_rpc(error, self._address, await self.request_id())
+                await self._attach(failure, may_attach(error))
             except asyncio.CancelledError:
                 if _task_cancelled():
                     self.cancel()
                     raise
-                raise Cancelled("the call was cancelled", grpc.StatusCode.CANCELLED) from None
+                await self._attach(Cancelled("the call was cancelled", grpc.StatusCode.CANCELLED), lives=True)
         self._over = True
         raise StopAsyncIteration
 
@@ -95,13 +96,13 @@ class AsyncStream:
                 self._send_cancel(pb.CancelRequest(tenant=self._request.tenant, request_id=self._request.request_id))
         self._call.cancel()
 
-    async def _attach(self, failure: grpc.aio.AioRpcError) -> None:
-        """Come back to the request after `failure`. Raises `CitybusError` where that cannot be."""
-        reconnect, request_id = self._reconnect, await self.request_id()
-        failed = from_rpc(failure, self._address, request_id)
-        if self._over or reconnect is None or request_id is None or not may_attach(failure):
+    async def _attach(self, failure: CitybusError, lives: bool) -> None:
+        """Come back to the request, which may live still. Raises `failure` where that cannot be."""
+        reconnect = self._reconnect
+        request_id = None if self._over or not lives or reconnect is None else await self.request_id()
+        if request_id is None or reconnect is None:
             self._over = True
-            raise failed from None
+            raise failure from None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + reconnect.timeout_s
         for pause in pauses():
@@ -112,10 +113,10 @@ class AsyncStream:
             if await _id_in(call) is not None and not self._over:
                 self._call, self._messages = call, call.__aiter__()
                 return
-            if self._over or await call.code() is not grpc.StatusCode.UNAVAILABLE or loop.time() > deadline:
+            if self._over or await call.code() not in BROKEN or loop.time() > deadline:
                 call.cancel()
                 self._over = True
-                raise failed from None
+                raise failure from None
 
 
 async def _id_in(call: _Call) -> str | None:

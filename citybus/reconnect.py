@@ -14,6 +14,9 @@ from citybus.v1 import generation_pb2 as pb
 FINAL_KEY = "citybus-final"
 """Trailing metadata that says that a request has ended with this error, and there is nothing to attach to."""
 
+BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""How a stream ends whose server goes: it is not there any more, or cancels the last calls that reach it."""
+
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 
@@ -45,9 +48,9 @@ DEFAULT_RECONNECT = Reconnect()
 
 
 def may_attach(failure: grpc.RpcError) -> bool:
-    """Whether the request may still be alive behind a stream that failed so."""
+    """Whether the request may still be alive behind a stream that failed so, and not by us."""
     trailing = cast("Iterable[tuple[str, str | bytes]]", failure.trailing_metadata() or ())
-    return failure.code() is grpc.StatusCode.UNAVAILABLE and FINAL_KEY not in dict(trailing)
+    return failure.code() in BROKEN and FINAL_KEY not in dict(trailing)
 
 
 def pauses() -> Iterator[float]:

@@ -13,7 +13,7 @@ import grpc
 from citybus.connection import REQUEST_ID_KEY
 from citybus.errors import from_rpc
 from citybus.messages import Delta, Finish, delta_of, finish_of
-from citybus.reconnect import Reconnect, may_attach, pauses
+from citybus.reconnect import BROKEN, Reconnect, may_attach, pauses
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc as pb_grpc
 
@@ -111,9 +111,9 @@ class Stream:
             if not self._over and _id_in(call) is not None:
                 self._call = call
                 return
-            call.cancel()
-            if self._over or call.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
+            if self._over or call.code() not in BROKEN or time.monotonic() > deadline:
                 self._over = True
+                call.cancel()
                 raise failed from None
 
 

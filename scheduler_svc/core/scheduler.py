@@ -127,7 +127,7 @@ class Scheduler:
         """
         running = list(self._roster.running)
         self._connect(info, term)
-        self._step = max(self._step, held.last_step)
+        self._step = held.last_step or self._step
         for sequence in running:
             self._roster.wait_again(sequence)
         for sequence in self._roster.live():

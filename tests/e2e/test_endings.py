@@ -62,7 +62,7 @@ def test_a_killed_scheduler_comes_back_to_an_executor_that_forgets_what_it_left(
         assert len(long_bus.resident()) == len(PROMPTS), "the executor does not know yet"
         long_bus.scheduler.restart()
         client.wait_ready(START_S)
-        assert long_bus.resident() == [], "the new session begins with nothing"
+        wait_until(lambda: long_bus.resident() == [], "what nobody knows has left", 5)
         canary(client, expected)
     assert [event["term"] for event in long_bus.executor.events("session opened")] == [1, 2]
     long_bus.wait_idle()
@@ -80,7 +80,7 @@ def test_a_second_scheduler_takes_the_executor_over_and_the_first_ends(
                 with pytest.raises(Unavailable, match="is being replaced"):
                     list(stream)
             assert long_bus.scheduler.process.wait(START_S) == 3
-            assert long_bus.resident() == []
+            wait_until(lambda: long_bus.resident() == [], "what nobody knows has left", 5)
             canary(other, expected)
             wait_until(lambda: long_bus.resident() == [], "nothing is left", 5)
         with pytest.raises(Unavailable):

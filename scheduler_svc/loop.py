@@ -150,8 +150,11 @@ class SchedulerLoop:
 
         Raises `Fenced` where another scheduler has taken the executor over.
         """
-        while (reached := await self._connect()) is not None:
+        while True:
             try:
+                reached = await self._connect()
+                if reached is None:
+                    return
                 async with reached.session:
                     drive = self._take_up(reached, recover)
                     await self._on_serving(True)
@@ -175,12 +178,14 @@ class SchedulerLoop:
     async def _connect(self) -> Reached | None:
         """Reach the executor, however long it takes; meanwhile time limits pass and, in the end, patience does.
 
-        None where this scheduler has let go.
+        None where this scheduler has let go. Raises `Fenced`.
         """
         serving = True
         while not self._gone:
             try:
                 return await reach(self._client, anew=self._core is None, epoch=self._epoch)
+            except Fenced:
+                raise
             except SessionLost as error:
                 if serving:
                     log.info("waiting for the executor", address=self._client.address, reason=str(error))

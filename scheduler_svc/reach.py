@@ -22,7 +22,7 @@ class Reached:
 
 
 async def reach(client: ExecutorClient, *, anew: bool, epoch: bytes | None) -> Reached:
-    """Open a session. Raises `SessionLost`.
+    """Open a session. Raises `SessionLost`, and `Fenced` where another scheduler has taken the executor over.
 
     What the executor holds is kept where this process has not driven one yet (`anew`), or where it is in the `epoch`
     that it drove last and left without a contradiction. Our session is opened first: it is read when no other

@@ -16,9 +16,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from citybus.async_client import AsyncClient
-    from citybus.async_stream import AsyncStream
-    from citybus.client import Client
+    from citybus.async_client import AsyncClient, AsyncStream
+    from citybus.client import Client, Stream
     from citybus.connection import Keepalive
     from citybus.errors import (
         AlreadyExists,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
         Timings,
         Usage,
     )
-    from citybus.reconnect import Reconnect
 
 __all__ = [
     "AlreadyExists",
@@ -61,7 +59,6 @@ __all__ = [
     "Keepalive",
     "Model",
     "NotFound",
-    "Reconnect",
     "RequestOptions",
     "Stream",
     "Timeout",
@@ -72,12 +69,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "async_client": ("AsyncClient",),
-    "async_stream": ("AsyncStream",),
-    "client": ("Client",),
+    "async_client": ("AsyncClient", "AsyncStream"),
+    "client": ("Client", "Stream"),
     "connection": ("Keepalive",),
-    "reconnect": ("Reconnect",),
-    "stream": ("Stream",),
     "errors": (
         "AlreadyExists",
         "Cancelled",

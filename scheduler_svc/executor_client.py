@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable
 from types import TracebackType
 from typing import Self, TypeVar
@@ -13,14 +12,11 @@ import grpc
 from citybus.executor.v1 import executor_pb2 as pb
 from citybus.executor.v1 import executor_pb2_grpc
 from common import wire
-from common.step import ExecutorInfo, InvalidPlan, ResidentPage, StepPlan, StepResult
+from common.step import ExecutorInfo, InvalidPlan, StepPlan, StepResult
 
 KEEPALIVE_MS = 5_000
 """A connection is given up when a ping, sent this often, is not answered for as long: a stopped executor and a cut
 network are noticed within twice this time."""
-
-_PAGE_SIZE = 64
-"""Resident sequences or cached blocks in a message: a few megabytes at most."""
 
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -49,13 +45,6 @@ class Fenced(SessionLost):
     """A newer scheduler has taken the executor over: this one must not drive it again."""
 
 
-class Contradiction(SessionLost):
-    """The two sides do not agree on what the executor holds: it has to start over with nothing."""
-
-
-_KINDS = {grpc.StatusCode.FAILED_PRECONDITION: Fenced, grpc.StatusCode.INVALID_ARGUMENT: Contradiction}
-
-
 class Session:
     """An open `Execute` stream. Results come in the order of the plans."""
 
@@ -75,11 +64,7 @@ class Session:
         try:
             return wire.result_from_pb(message.result)
         except InvalidPlan as error:
-            raise Contradiction(str(error)) from error
-
-    def cancel(self) -> None:
-        """End it."""
-        self._call.cancel()
+            raise SessionLost(str(error)) from error
 
     async def __aenter__(self) -> Self:
         return self
@@ -87,14 +72,14 @@ class Session:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.cancel()
+        self._call.cancel()
 
     async def _guarded(self, operation: Awaitable[_Answer]) -> _Answer:
         try:
             return await operation
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:  # the latter: a write to an ended call
-            kind = _KINDS.get(await self._call.code(), SessionLost)
-            raise kind(f"{await self._call.details()}") from error
+            superseded = await self._call.code() is grpc.StatusCode.FAILED_PRECONDITION
+            raise (Fenced if superseded else SessionLost)(f"{await self._call.details()}") from error
 
 
 class ExecutorClient:
@@ -104,8 +89,6 @@ class ExecutorClient:
         self.address = address
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self._stub = executor_pb2_grpc.ExecutorServiceStub(self._channel)
-        self._scheduler_id = os.urandom(16)
-        self._epoch = b""
 
     async def describe(self, timeout_s: float) -> ExecutorInfo:
         """Facts and capacity. Raises `SessionLost`."""
@@ -115,35 +98,19 @@ class ExecutorClient:
             raise SessionLost(_say(error)) from error
 
     async def open(self, epoch: bytes, *, resume: bool, timeout_s: float) -> Session:
-        """Take the executor over. Raises `SessionLost`, also where its epoch is another one.
-
-        Raises `Fenced` where another scheduler has taken it from us, and our session broke before we heard of it.
-        """
-        again, self._epoch = epoch == self._epoch, epoch
-        opening = pb.OpenSession(epoch=epoch, resume=resume, scheduler_id=self._scheduler_id)
+        """Take the executor over. Raises `SessionLost`, also where its epoch is another one."""
         call = self._stub.Execute()
         try:
             async with asyncio.timeout(timeout_s):
-                await call.write(pb.ExecuteRequest(open=opening))
+                await call.write(pb.ExecuteRequest(open=pb.OpenSession(epoch=epoch, resume=resume)))
                 message = await call.read()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
             call.cancel()
-            refused = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.FAILED_PRECONDITION
-            raise (Fenced if refused and again else SessionLost)(_say(error)) from error
+            raise SessionLost(_say(error)) from error
         if not isinstance(message, pb.ExecuteResponse) or message.WhichOneof("message") != "opened":
             call.cancel()
             raise SessionLost("the executor did not open a session")
         return Session(call, message.opened.term)
-
-    async def reconcile(self, timeout_s: float) -> list[ResidentPage]:
-        """What the executor holds; it stays so while ours is the open session. Raises `SessionLost`."""
-        try:
-            call = self._stub.Reconcile(pb.ReconcileRequest(page_size=_PAGE_SIZE), timeout=timeout_s)
-            return [wire.page_from_pb(page) async for page in call]
-        except grpc.aio.AioRpcError as error:
-            raise SessionLost(_say(error)) from error
-        except InvalidPlan as error:
-            raise Contradiction(str(error)) from error
 
     async def close(self) -> None:
         """Give the connection up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -15,11 +16,11 @@ from rich.text import Text
 
 from citybus.admin.v1 import admin_pb2 as pb
 from citybus.admin.v1 import admin_pb2_grpc as pb_grpc
-from citybus.cli.admin import add_admin_address
 from citybus.connection import channel_options
 from citybus.errors import CitybusError, from_rpc
 from citybus.failure import Failure
 
+DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
 _TIMEOUT_S = 10.0
 
 
@@ -34,7 +35,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="seconds between two readings, whose difference gives the rates; at least 0.05 (default: 1)",
     )
-    add_admin_address(parser)
+    parser.add_argument(
+        "--admin-address",
+        metavar="HOST:PORT",
+        default=os.environ.get("CITYBUS_ADMIN_ADDRESS", DEFAULT_ADMIN_ADDRESS),
+        help=f"admin address of the scheduler (default: CITYBUS_ADMIN_ADDRESS, or {DEFAULT_ADMIN_ADDRESS})",
+    )
     parser.set_defaults(run=run)
 
 

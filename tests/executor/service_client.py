@@ -66,10 +66,9 @@ class Client:
     def call(self) -> Any:
         return self.stub.Execute(timeout=TIMEOUT_S)
 
-    async def session(self, *, resume: bool = False, scheduler_id: bytes = b"") -> ClientSession:
+    async def session(self, *, resume: bool = False) -> ClientSession:
         call = self.call()
-        opening = pb.OpenSession(epoch=INFO.epoch, resume=resume, scheduler_id=scheduler_id)
-        await call.write(pb.ExecuteRequest(open=opening))
+        await call.write(pb.ExecuteRequest(open=pb.OpenSession(epoch=INFO.epoch, resume=resume)))
         return ClientSession(call, (await call.read()).opened.term)
 
     async def pages(self, **options: int) -> list[ResidentPage]:

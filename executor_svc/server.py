@@ -34,8 +34,9 @@ log = structlog.get_logger()
 class Session:
     """One scheduler's `Execute` call, from its opening on."""
 
-    def __init__(self, term: int) -> None:
+    def __init__(self, term: int, scheduler_id: bytes) -> None:
         self.term = term
+        self.scheduler_id = scheduler_id
         self.ahead = asyncio.Semaphore(READ_AHEAD)
         self.answers: asyncio.Queue[asyncio.Future[StepResult] | Exception | None] = asyncio.Queue()
         """In the order of the plans: results to come, then the error that ends the session, or None for its end."""
@@ -68,6 +69,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._info = wire.info_to_pb(executor.describe())
         self._thread = ThreadPoolExecutor(1, "engine")
         self._session: Session | None = None
+        self._replaced: set[bytes] = set()
         self._draining = False
 
     async def Describe(
@@ -132,10 +134,15 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         if self._draining:
             raise Unavailable("the executor is shutting down")
         epoch, resume = request.open.epoch, request.open.resume
-        session = Session(await self._call(lambda: self._executor.open(epoch, resume)))
+        scheduler_id = request.open.scheduler_id
+        if scheduler_id in self._replaced:
+            raise StaleTerm("a newer scheduler has taken the executor over")
+        session = Session(await self._call(lambda: self._executor.open(epoch, resume)), scheduler_id)
         older, self._session = self._session, session
         if older:
             older.end(StaleTerm(f"term {older.term} has ended: a newer scheduler holds term {session.term}"))
+            if older.scheduler_id not in (b"", scheduler_id):
+                self._replaced.add(older.scheduler_id)
         log.info("session opened", term=session.term, resume=resume)
         return session
 

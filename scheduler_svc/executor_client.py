@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable
 from types import TracebackType
 from typing import Self, TypeVar
@@ -89,6 +90,8 @@ class ExecutorClient:
         self.address = address
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self._stub = executor_pb2_grpc.ExecutorServiceStub(self._channel)
+        self._scheduler_id = os.urandom(16)
+        self._epoch = b""
 
     async def describe(self, timeout_s: float) -> ExecutorInfo:
         """Facts and capacity. Raises `SessionLost`."""
@@ -98,15 +101,21 @@ class ExecutorClient:
             raise SessionLost(_say(error)) from error
 
     async def open(self, epoch: bytes, *, resume: bool, timeout_s: float) -> Session:
-        """Take the executor over. Raises `SessionLost`, also where its epoch is another one."""
+        """Take the executor over. Raises `SessionLost`, also where its epoch is another one.
+
+        Raises `Fenced` where another scheduler has taken it from us, and our session broke before we heard of it.
+        """
+        again, self._epoch = epoch == self._epoch, epoch
+        opening = pb.OpenSession(epoch=epoch, resume=resume, scheduler_id=self._scheduler_id)
         call = self._stub.Execute()
         try:
             async with asyncio.timeout(timeout_s):
-                await call.write(pb.ExecuteRequest(open=pb.OpenSession(epoch=epoch, resume=resume)))
+                await call.write(pb.ExecuteRequest(open=opening))
                 message = await call.read()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
             call.cancel()
-            raise SessionLost(_say(error)) from error
+            refused = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            raise (Fenced if refused and again else SessionLost)(_say(error)) from error
         if not isinstance(message, pb.ExecuteResponse) or message.WhichOneof("message") != "opened":
             call.cancel()
             raise SessionLost("the executor did not open a session")

@@ -128,8 +128,8 @@ class SchedulerLoop:
         Raises `Fenced` where another scheduler has taken the executor over.
         """
         while True:
-            session, info = await self._connect()
             try:
+                session, info = await self._connect()
                 async with session:
                     self._start_over(info, session.term)
                     await self._on_serving(True)
@@ -148,13 +148,15 @@ class SchedulerLoop:
             await asyncio.sleep(RETRY_S)
 
     async def _connect(self) -> tuple[Session, ExecutorInfo]:
-        """Reach the executor, however long it takes; meanwhile time limits pass and, in the end, patience does."""
+        """Reach the executor, however long it takes; time limits pass and, in the end, patience. Raises `Fenced`."""
         serving = True
         while True:
             try:
                 info = await self._client.describe(timeout_s=2.0)
                 return await self._client.open(info.epoch, resume=False, timeout_s=2.0), info
             except SessionLost as error:
+                if isinstance(error, Fenced):
+                    raise
                 if serving:
                     log.info("waiting for the executor", address=self._client.address, reason=str(error))
                     await self._on_serving(False)

@@ -84,10 +84,10 @@ class Service:
     def _is_serving(self, seen: int) -> bool:
         if self.process.poll() is not None:
             raise AssertionError(f"{self.module} ended with {self.process.returncode}: {self.log.read_text()[-2000:]}")
-        for entry in self.events()[seen:]:
-            if entry.get("event") == "serving":
-                self.facts = entry
-        return any(entry.get("event") == "serving" for entry in self.events()[seen:])
+        serving = [entry for entry in self.events()[seen:] if entry.get("event") == "serving"]
+        if serving:
+            self.facts = serving[-1]
+        return bool(serving)
 
 
 class Bus:

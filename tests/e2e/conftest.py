@@ -21,9 +21,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def counting(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that counts from the last token on, 255 being followed by 0, and never ends by itself; context 8192."""
+    """A model that counts from the last token on, 255 being followed by 0, and never ends by itself; context 65,536."""
     script = {token: (token + 1) % 256 for token in range(256)}
-    return write_chain(tmp_path_factory.mktemp("counting") / "counting", script, max_model_len=8192)
+    return write_chain(tmp_path_factory.mktemp("counting") / "counting", script, max_model_len=65_536)
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,12 @@ PROMPTS = [[start, *range(17)] for start in (1, 2, 3)]
 
 @pytest.fixture
 def long_bus(counting: Path, tmp_path: Path) -> Iterator[Bus]:
-    """A bus whose answers take seconds, if they are to."""
-    with running_bus(counting, tmp_path, executor=("--num-blocks", "2048", "--max-sequences", "4")) as bus:
+    """A bus whose answers take minutes, if they are to."""
+    with running_bus(counting, tmp_path, executor=("--num-blocks", "12288", "--max-sequences", "4")) as bus:
         yield bus
 
 
-def start(client: Client, stack: ExitStack, max_tokens: int = 8000) -> list[Stream]:
+def start(client: Client, stack: ExitStack, max_tokens: int = 60_000) -> list[Stream]:
     """Answers that have begun."""
     streams = [
         stack.enter_context(client.generate(token_ids=prompt, temperature=0.0, max_tokens=max_tokens, ignore_eos=True))

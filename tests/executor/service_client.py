@@ -66,9 +66,10 @@ class Client:
     def call(self) -> Any:
         return self.stub.Execute(timeout=TIMEOUT_S)
 
-    async def session(self, *, resume: bool = False) -> ClientSession:
+    async def session(self, *, resume: bool = False, scheduler_id: bytes = b"") -> ClientSession:
         call = self.call()
-        await call.write(pb.ExecuteRequest(open=pb.OpenSession(epoch=INFO.epoch, resume=resume)))
+        opening = pb.OpenSession(epoch=INFO.epoch, resume=resume, scheduler_id=scheduler_id)
+        await call.write(pb.ExecuteRequest(open=opening))
         return ClientSession(call, (await call.read()).opened.term)
 
     async def pages(self, **options: int) -> list[ResidentPage]:

@@ -127,6 +127,21 @@ async def test_a_newer_session_fences_the_older_one(client: Client) -> None:
     assert (await newer.result()).step == 2
 
 
+async def test_a_scheduler_that_was_replaced_is_refused_when_it_comes_back(client: Client) -> None:
+    await client.session(scheduler_id=b"first")
+    again = await client.session(scheduler_id=b"first")
+    newer = await client.session(scheduler_id=b"second")
+    code, _ = await again.ended()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    call = client.call()
+    await call.write(pb.ExecuteRequest(open=pb.OpenSession(epoch=INFO.epoch, scheduler_id=b"first")))
+    code, words = await ClientSession(call, 0).ended()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "newer scheduler" in words
+    await newer.send(new_sequences=(new(),))
+    assert (await newer.result()).step == 1
+
+
 async def test_a_plan_of_an_older_term_is_refused(client: Client) -> None:
     session = await client.session()
     session.term -= 1

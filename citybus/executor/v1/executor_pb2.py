@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"citybus/executor/v1/executor.proto\x12\x13\x63itybus.executor.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xb3\x01\n\x10\x44\x65scribeResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x0c\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x15\n\rmax_sequences\x18\x07 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x08 \x01(\r\"|\n\x0e\x45xecuteRequest\x12\x30\n\x04open\x18\x01 \x01(\x0b\x32 .citybus.executor.v1.OpenSessionH\x00\x12-\n\x04plan\x18\x02 \x01(\x0b\x32\x1d.citybus.executor.v1.StepPlanH\x00\x42\t\n\x07message\",\n\x0bOpenSession\x12\r\n\x05\x65poch\x18\x01 \x01(\x0c\x12\x0e\n\x06resume\x18\x02 \x01(\x08\"\x85\x01\n\x0f\x45xecuteResponse\x12\x34\n\x06opened\x18\x01 \x01(\x0b\x32\".citybus.executor.v1.SessionOpenedH\x00\x12\x31\n\x06result\x18\x02 \x01(\x0b\x32\x1f.citybus.executor.v1.StepResultH\x00\x42\t\n\x07message\"\x1d\n\rSessionOpened\x12\x0c\n\x04term\x18\x01 \x01(\x04\"\xd0\x02\n\x08StepPlan\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x14\n\x0c\x66inished_ids\x18\x03 \x03(\x04\x12\x15\n\rpreempted_ids\x18\x04 \x03(\x04\x12\x14\n\x0c\x63opy_sources\x18\x05 \x03(\r\x12\x19\n\x11\x63opy_destinations\x18\x06 \x03(\r\x12\x37\n\rnew_sequences\x18\x07 \x03(\x0b\x32 .citybus.executor.v1.NewSequence\x12\x0b\n\x03ids\x18\x08 \x03(\x04\x12\x12\n\nnum_tokens\x18\t \x03(\r\x12\x12\n\ngrown_rows\x18\n \x03(\r\x12\x18\n\x10num_grown_blocks\x18\x0b \x03(\r\x12\x14\n\x0cgrown_blocks\x18\x0c \x03(\r\x12\x15\n\rsealed_blocks\x18\r \x03(\r\x12\x15\n\rsealed_hashes\x18\x0e \x01(\x0c\"\xbc\x01\n\x0bNewSequence\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x11\n\tblock_ids\x18\x06 \x03(\r\x12/\n\x08sampling\x18\x07 \x01(\x0b\x32\x1d.citybus.executor.v1.Sampling\"Z\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\"n\n\nStepResult\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x03(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x12\n\nexecute_ns\x18\x04 \x01(\x04\x12\x0f\n\x07idle_ns\x18\x05 \x01(\x04\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"8\n\x10ReconcileRequest\x12\x16\n\tpage_size\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x0c\n\n_page_size\"\x9d\x01\n\x11ReconcileResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x0c\x12\x11\n\tlast_step\x18\x02 \x01(\x04\x12\x38\n\tsequences\x18\x03 \x03(\x0b\x32%.citybus.executor.v1.ResidentSequence\x12\x15\n\rcached_blocks\x18\x04 \x03(\r\x12\x15\n\rcached_hashes\x18\x05 \x01(\x0c\"\xad\x01\n\x10ResidentSequence\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\x12/\n\x08sampling\x18\x06 \x01(\x0b\x32\x1d.citybus.executor.v1.Sampling2\xa2\x02\n\x0f\x45xecutorService\x12W\n\x08\x44\x65scribe\x12$.citybus.executor.v1.DescribeRequest\x1a%.citybus.executor.v1.DescribeResponse\x12X\n\x07\x45xecute\x12#.citybus.executor.v1.ExecuteRequest\x1a$.citybus.executor.v1.ExecuteResponse(\x01\x30\x01\x12\\\n\tReconcile\x12%.citybus.executor.v1.ReconcileRequest\x1a&.citybus.executor.v1.ReconcileResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"citybus/executor/v1/executor.proto\x12\x13\x63itybus.executor.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xb3\x01\n\x10\x44\x65scribeResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x0c\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x15\n\rmax_sequences\x18\x07 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x08 \x01(\r\"|\n\x0e\x45xecuteRequest\x12\x30\n\x04open\x18\x01 \x01(\x0b\x32 .citybus.executor.v1.OpenSessionH\x00\x12-\n\x04plan\x18\x02 \x01(\x0b\x32\x1d.citybus.executor.v1.StepPlanH\x00\x42\t\n\x07message\"B\n\x0bOpenSession\x12\r\n\x05\x65poch\x18\x01 \x01(\x0c\x12\x0e\n\x06resume\x18\x02 \x01(\x08\x12\x14\n\x0cscheduler_id\x18\x03 \x01(\x0c\"\x85\x01\n\x0f\x45xecuteResponse\x12\x34\n\x06opened\x18\x01 \x01(\x0b\x32\".citybus.executor.v1.SessionOpenedH\x00\x12\x31\n\x06result\x18\x02 \x01(\x0b\x32\x1f.citybus.executor.v1.StepResultH\x00\x42\t\n\x07message\"\x1d\n\rSessionOpened\x12\x0c\n\x04term\x18\x01 \x01(\x04\"\xd0\x02\n\x08StepPlan\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x14\n\x0c\x66inished_ids\x18\x03 \x03(\x04\x12\x15\n\rpreempted_ids\x18\x04 \x03(\x04\x12\x14\n\x0c\x63opy_sources\x18\x05 \x03(\r\x12\x19\n\x11\x63opy_destinations\x18\x06 \x03(\r\x12\x37\n\rnew_sequences\x18\x07 \x03(\x0b\x32 .citybus.executor.v1.NewSequence\x12\x0b\n\x03ids\x18\x08 \x03(\x04\x12\x12\n\nnum_tokens\x18\t \x03(\r\x12\x12\n\ngrown_rows\x18\n \x03(\r\x12\x18\n\x10num_grown_blocks\x18\x0b \x03(\r\x12\x14\n\x0cgrown_blocks\x18\x0c \x03(\r\x12\x15\n\rsealed_blocks\x18\r \x03(\r\x12\x15\n\rsealed_hashes\x18\x0e \x01(\x0c\"\xbc\x01\n\x0bNewSequence\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x11\n\tblock_ids\x18\x06 \x03(\r\x12/\n\x08sampling\x18\x07 \x01(\x0b\x32\x1d.citybus.executor.v1.Sampling\"Z\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\"n\n\nStepResult\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x03(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x12\n\nexecute_ns\x18\x04 \x01(\x04\x12\x0f\n\x07idle_ns\x18\x05 \x01(\x04\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"8\n\x10ReconcileRequest\x12\x16\n\tpage_size\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x0c\n\n_page_size\"\x9d\x01\n\x11ReconcileResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x0c\x12\x11\n\tlast_step\x18\x02 \x01(\x04\x12\x38\n\tsequences\x18\x03 \x03(\x0b\x32%.citybus.executor.v1.ResidentSequence\x12\x15\n\rcached_blocks\x18\x04 \x03(\r\x12\x15\n\rcached_hashes\x18\x05 \x01(\x0c\"\xad\x01\n\x10ResidentSequence\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x11\n\tblock_ids\x18\x05 \x03(\r\x12/\n\x08sampling\x18\x06 \x01(\x0b\x32\x1d.citybus.executor.v1.Sampling2\xa2\x02\n\x0f\x45xecutorService\x12W\n\x08\x44\x65scribe\x12$.citybus.executor.v1.DescribeRequest\x1a%.citybus.executor.v1.DescribeResponse\x12X\n\x07\x45xecute\x12#.citybus.executor.v1.ExecuteRequest\x1a$.citybus.executor.v1.ExecuteResponse(\x01\x30\x01\x12\\\n\tReconcile\x12%.citybus.executor.v1.ReconcileRequest\x1a&.citybus.executor.v1.ReconcileResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,25 +38,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXECUTEREQUEST']._serialized_start=260
   _globals['_EXECUTEREQUEST']._serialized_end=384
   _globals['_OPENSESSION']._serialized_start=386
-  _globals['_OPENSESSION']._serialized_end=430
-  _globals['_EXECUTERESPONSE']._serialized_start=433
-  _globals['_EXECUTERESPONSE']._serialized_end=566
-  _globals['_SESSIONOPENED']._serialized_start=568
-  _globals['_SESSIONOPENED']._serialized_end=597
-  _globals['_STEPPLAN']._serialized_start=600
-  _globals['_STEPPLAN']._serialized_end=936
-  _globals['_NEWSEQUENCE']._serialized_start=939
-  _globals['_NEWSEQUENCE']._serialized_end=1127
-  _globals['_SAMPLING']._serialized_start=1129
-  _globals['_SAMPLING']._serialized_end=1219
-  _globals['_STEPRESULT']._serialized_start=1221
-  _globals['_STEPRESULT']._serialized_end=1331
-  _globals['_RECONCILEREQUEST']._serialized_start=1333
-  _globals['_RECONCILEREQUEST']._serialized_end=1389
-  _globals['_RECONCILERESPONSE']._serialized_start=1392
-  _globals['_RECONCILERESPONSE']._serialized_end=1549
-  _globals['_RESIDENTSEQUENCE']._serialized_start=1552
-  _globals['_RESIDENTSEQUENCE']._serialized_end=1725
-  _globals['_EXECUTORSERVICE']._serialized_start=1728
-  _globals['_EXECUTORSERVICE']._serialized_end=2018
+  _globals['_OPENSESSION']._serialized_end=452
+  _globals['_EXECUTERESPONSE']._serialized_start=455
+  _globals['_EXECUTERESPONSE']._serialized_end=588
+  _globals['_SESSIONOPENED']._serialized_start=590
+  _globals['_SESSIONOPENED']._serialized_end=619
+  _globals['_STEPPLAN']._serialized_start=622
+  _globals['_STEPPLAN']._serialized_end=958
+  _globals['_NEWSEQUENCE']._serialized_start=961
+  _globals['_NEWSEQUENCE']._serialized_end=1149
+  _globals['_SAMPLING']._serialized_start=1151
+  _globals['_SAMPLING']._serialized_end=1241
+  _globals['_STEPRESULT']._serialized_start=1243
+  _globals['_STEPRESULT']._serialized_end=1353
+  _globals['_RECONCILEREQUEST']._serialized_start=1355
+  _globals['_RECONCILEREQUEST']._serialized_end=1411
+  _globals['_RECONCILERESPONSE']._serialized_start=1414
+  _globals['_RECONCILERESPONSE']._serialized_end=1571
+  _globals['_RESIDENTSEQUENCE']._serialized_start=1574
+  _globals['_RESIDENTSEQUENCE']._serialized_end=1747
+  _globals['_EXECUTORSERVICE']._serialized_start=1750
+  _globals['_EXECUTORSERVICE']._serialized_end=2040
 # @@protoc_insertion_point(module_scope)

@@ -125,19 +125,25 @@ class OpenSession(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    SCHEDULER_ID_FIELD_NUMBER: _builtins.int
     epoch: _builtins.bytes
     """The epoch the scheduler knows, from Describe. Another one at the executor: FAILED_PRECONDITION."""
     resume: _builtins.bool
     """Keep resident sequences and cached blocks (the scheduler has read them with Reconcile). False: drop them all."""
+    scheduler_id: _builtins.bytes
+    """Made new at every start of a scheduler: 16 random bytes. A scheduler from whom another one has taken the executor
+    over gets FAILED_PRECONDITION when it comes back. Empty: unknown, and never refused for that.
+    """
     def __init__(
         self,
         *,
         epoch: _builtins.bytes = ...,
         resume: _builtins.bool = ...,
+        scheduler_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "resume", b"resume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "resume", b"resume", "scheduler_id", b"scheduler_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

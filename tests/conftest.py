@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 from hypothesis import settings
+
+# A suite started in the background of a script inherits that Ctrl-C is ignored, and would pass it on to every process
+# whose Ctrl-C it tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("default", deadline=None, max_examples=200, stateful_step_count=60)
 settings.register_profile("deep", deadline=None, max_examples=2_000, stateful_step_count=100)

@@ -16,8 +16,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from citybus.async_client import AsyncClient, AsyncStream
-    from citybus.client import Client, Stream
+    from citybus.async_client import AsyncClient
+    from citybus.async_stream import AsyncStream
+    from citybus.client import Client
     from citybus.connection import Keepalive
     from citybus.errors import (
         AlreadyExists,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         Timings,
         Usage,
     )
+    from citybus.reconnect import Reconnect
 
 __all__ = [
     "AlreadyExists",
@@ -59,6 +61,7 @@ __all__ = [
     "Keepalive",
     "Model",
     "NotFound",
+    "Reconnect",
     "RequestOptions",
     "Stream",
     "Timeout",
@@ -69,9 +72,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "async_client": ("AsyncClient", "AsyncStream"),
-    "client": ("Client", "Stream"),
+    "async_client": ("AsyncClient",),
+    "async_stream": ("AsyncStream",),
+    "client": ("Client",),
     "connection": ("Keepalive",),
+    "reconnect": ("Reconnect",),
+    "stream": ("Stream",),
     "errors": (
         "AlreadyExists",
         "Cancelled",

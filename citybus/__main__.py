@@ -1,4 +1,4 @@
-"""The command line: `citybus serve | generate | chat | status | health | model`.
+"""The command line: `citybus serve | generate | chat | status | policy | drain | events | health | model`.
 
 Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
@@ -19,6 +19,9 @@ COMMANDS = {
     "generate": "send one prompt and print the answer as it is made",
     "chat": "talk with the model",
     "status": "show seats, queue, KV pool and tokens per second of a scheduler",
+    "policy": "list, set, reload and try scheduling policies",
+    "drain": "have a scheduler refuse new requests, or take them again",
+    "events": "print what happens to a scheduler, as it happens",
     "health": "say with the exit code whether a scheduler or an executor is healthy",
     "model": "add, list and find models",
 }

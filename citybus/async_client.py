@@ -3,51 +3,62 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Self, Unpack
+from weakref import WeakSet
 
 import grpc
 
+from citybus.async_stream import AsyncStream
 from citybus.connection import (
     DEFAULT_ADDRESS,
     DEFAULT_KEEPALIVE,
     HEALTH_CHECK,
     HEALTH_INTERVAL_S,
     HEALTH_REQUEST,
-    REQUEST_ID_KEY,
     SERVING,
     Keepalive,
     channel_options,
     not_ready,
 )
-from citybus.errors import Cancelled, from_rpc
+from citybus.errors import from_rpc
 from citybus.messages import (
     ChatMessage,
     Completion,
-    Delta,
-    Finish,
     Model,
     RequestOptions,
     completion_of,
-    delta_of,
-    finish_of,
     models_of,
     to_count_request,
     to_generate_request,
 )
+from citybus.reconnect import DEFAULT_RECONNECT, Reconnect
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc as pb_grpc
+
+_GOODBYE_S = 1.0
+"""What telling the server that a request is cancelled may take."""
 
 
 class AsyncClient:
     """A connection to the server at `address` ("host:port"), made and used inside one event loop.
 
     Nothing is sent before the first call. As a context manager it is closed at the end, which cancels what is open.
+    Answers survive a break of the connection and a change of the scheduler, unless `reconnect` is None.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, keepalive: Keepalive | None = DEFAULT_KEEPALIVE) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        keepalive: Keepalive | None = DEFAULT_KEEPALIVE,
+        reconnect: Reconnect | None = DEFAULT_RECONNECT,
+    ) -> None:
         self.address = address
+        self._reconnect = reconnect
+        self._streams: WeakSet[AsyncStream] = WeakSet()
+        self._cancels: set[asyncio.Task[None]] = set()
         self._channel = grpc.aio.insecure_channel(address, options=channel_options(keepalive))
         self._stub = pb_grpc.GenerationServiceStub(self._channel)
 
@@ -59,6 +70,9 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection; open streams end with `Cancelled`."""
+        for stream in list(self._streams):
+            stream.cancel()
+        await asyncio.gather(*self._cancels)
         await self._channel.close()
 
     def generate(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> AsyncStream:
@@ -67,7 +81,20 @@ class AsyncClient:
         Raises `ValueError` or `TypeError` for options no request can hold. What the server refuses is raised by the
         stream as a `CitybusError`.
         """
-        return AsyncStream(self._stub.Generate(to_generate_request(prompt, options)), self.address)
+        request = to_generate_request(prompt, options)
+        stream = AsyncStream(self._stub, request, self.address, self._reconnect, self._send_cancel)
+        self._streams.add(stream)
+        return stream
+
+    def _send_cancel(self, request: pb.CancelRequest) -> None:
+        """Tell the server that nobody waits for a request any more; what it says to that is not waited for."""
+        cancel = asyncio.create_task(self._tell(request))
+        self._cancels.add(cancel)
+        cancel.add_done_callback(self._cancels.discard)
+
+    async def _tell(self, request: pb.CancelRequest) -> None:
+        with suppress(grpc.aio.AioRpcError):
+            await self._stub.Cancel(request, timeout=_GOODBYE_S)
 
     async def complete(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Completion:
         """The whole answer to what `generate` takes. Raises `CitybusError`."""
@@ -106,66 +133,6 @@ class AsyncClient:
                 pass  # the connection broke while it waited: the server is being restarted
             await asyncio.sleep(min(HEALTH_INTERVAL_S, left))
         raise not_ready(self.address, timeout)
-
-
-class AsyncStream:
-    """The answer to one request, as it is made: an asynchronous iterator of `Delta`.
-
-    Leaving it as a context manager, or cancelling the task that reads it, cancels the request unless it has ended.
-    """
-
-    def __init__(self, call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse], address: str) -> None:
-        self._call = call
-        self._messages = call.__aiter__()
-        self._address = address
-        self._finish: Finish | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        self.cancel()
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self
-
-    async def __anext__(self) -> Delta:
-        try:
-            async for message in self._messages:
-                self._finish = finish_of(message)
-                if (part := delta_of(message)) is not None:
-                    return part
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error, self._address, await self.request_id()) from None
-        except asyncio.CancelledError:
-            if _task_cancelled():
-                raise
-            raise Cancelled("the call was cancelled", grpc.StatusCode.CANCELLED) from None
-        raise StopAsyncIteration
-
-    @property
-    def finish(self) -> Finish:
-        """How the answer ended. Raises `RuntimeError` before the stream has been read to its end."""
-        if self._finish is None:
-            raise RuntimeError("the stream has not ended: read it to its end first")
-        return self._finish
-
-    async def request_id(self) -> str | None:
-        """The request's id, as soon as the server has accepted it; None where it never did."""
-        for key, value in await self._call.initial_metadata():
-            if key == REQUEST_ID_KEY:
-                return str(value)
-        return None
-
-    def cancel(self) -> None:
-        """End the request; reading on raises `Cancelled`. Without effect where it has ended."""
-        self._call.cancel()
-
-
-def _task_cancelled() -> bool:
-    """Whether the current task is being cancelled, rather than only the call it reads (gRPC raises the same)."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 @contextmanager

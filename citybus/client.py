@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self, Unpack
+from weakref import WeakSet
 
 import grpc
 
@@ -16,7 +16,6 @@ from citybus.connection import (
     HEALTH_CHECK,
     HEALTH_INTERVAL_S,
     HEALTH_REQUEST,
-    REQUEST_ID_KEY,
     SERVING,
     Keepalive,
     channel_options,
@@ -26,32 +25,43 @@ from citybus.errors import from_rpc
 from citybus.messages import (
     ChatMessage,
     Completion,
-    Delta,
-    Finish,
     Model,
     RequestOptions,
     completion_of,
-    delta_of,
-    finish_of,
     models_of,
     to_count_request,
     to_generate_request,
 )
+from citybus.reconnect import DEFAULT_RECONNECT, Reconnect
+from citybus.stream import Stream
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc as pb_grpc
 
 if TYPE_CHECKING:
-    from grpc import _CallIterator
+    pass
+
+_GOODBYE_S = 1.0
+"""What telling the server that a request is cancelled may take."""
 
 
 class Client:
     """A connection to the server at `address` ("host:port"), for any number of threads.
 
     Nothing is sent before the first call. As a context manager it is closed at the end, which cancels what is open.
+    Answers survive a break of the connection and a change of the scheduler, unless `reconnect` is None.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, keepalive: Keepalive | None = DEFAULT_KEEPALIVE) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        keepalive: Keepalive | None = DEFAULT_KEEPALIVE,
+        reconnect: Reconnect | None = DEFAULT_RECONNECT,
+    ) -> None:
         self.address = address
+        self._reconnect = reconnect
+        self._streams: WeakSet[Stream] = WeakSet()
+        self._cancels: set[grpc.Future[pb.CancelResponse]] = set()
         self._channel = grpc.insecure_channel(address, options=channel_options(keepalive))
         self._stub = pb_grpc.GenerationServiceStub(self._channel)
 
@@ -63,6 +73,12 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; open streams end with `Cancelled`."""
+        for stream in list(self._streams):
+            stream.cancel()
+        deadline = time.monotonic() + _GOODBYE_S
+        for cancel in list(self._cancels):
+            with suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
+                cancel.result(timeout=max(0.0, deadline - time.monotonic()))
         self._channel.close()
 
     def generate(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Stream:
@@ -71,7 +87,16 @@ class Client:
         Raises `ValueError` or `TypeError` for options no request can hold. What the server refuses is raised by the
         stream as a `CitybusError`.
         """
-        return Stream(self._stub.Generate(to_generate_request(prompt, options)), self.address)
+        request = to_generate_request(prompt, options)
+        stream = Stream(self._stub, request, self.address, self._reconnect, self._send_cancel)
+        self._streams.add(stream)
+        return stream
+
+    def _send_cancel(self, request: pb.CancelRequest) -> None:
+        """Tell the server that nobody waits for a request any more; what it says to that is not waited for."""
+        cancel = self._stub.Cancel.future(request, timeout=_GOODBYE_S)
+        self._cancels.add(cancel)
+        cancel.add_done_callback(self._cancels.discard)
 
     def complete(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Completion:
         """The whole answer to what `generate` takes. Raises `CitybusError`."""
@@ -109,57 +134,6 @@ class Client:
                 pass  # the connection broke while it waited: the server is being restarted
             time.sleep(min(HEALTH_INTERVAL_S, left))
         raise not_ready(self.address, timeout)
-
-
-class Stream:
-    """The answer to one request, as it is made: an iterator of `Delta`.
-
-    Leaving it as a context manager, or dropping it, cancels the request unless it has ended.
-    """
-
-    def __init__(self, call: _CallIterator[pb.GenerateResponse], address: str) -> None:
-        self._call = call
-        self._address = address
-        self._finish: Finish | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()
-
-    def __iter__(self) -> Iterator[Delta]:
-        return self
-
-    def __next__(self) -> Delta:
-        try:
-            for message in self._call:
-                self._finish = finish_of(message)
-                if (part := delta_of(message)) is not None:
-                    return part
-        except grpc.RpcError as error:
-            raise from_rpc(error, self._address, self.request_id()) from None
-        raise StopIteration
-
-    @property
-    def finish(self) -> Finish:
-        """How the answer ended. Raises `RuntimeError` before the stream has been read to its end."""
-        if self._finish is None:
-            raise RuntimeError("the stream has not ended: read it to its end first")
-        return self._finish
-
-    def request_id(self) -> str | None:
-        """The request's id, as soon as the server has accepted it; None where it never did."""
-        for key, value in self._call.initial_metadata():
-            if key == REQUEST_ID_KEY:
-                return str(value)
-        return None
-
-    def cancel(self) -> None:
-        """End the request, from any thread; reading on raises `Cancelled`. Without effect where it has ended."""
-        self._call.cancel()
 
 
 @contextmanager

@@ -6,7 +6,10 @@ CitybusError                 INTERNAL             a fault of ours
 |-- AlreadyExists            ALREADY_EXISTS       a live request has this id
 |-- Exhausted                RESOURCE_EXHAUSTED   too large, or too many at once
 |-- Unavailable              UNAVAILABLE          not now: draining, or the executor is away; try again
+|   `-- Abandoned            UNAVAILABLE          an accepted request has ended for that
+|-- Aborted                  ABORTED              another reader has taken the answer over
 |-- FailedPrecondition       FAILED_PRECONDITION  another scheduler has taken over, or the epoch changed
+|-- Unauthenticated          UNAUTHENTICATED      the operator's token is missing or wrong
 `-- StartupError             (never on the wire)  a service cannot start; the message says what to do
 """
 
@@ -58,10 +61,26 @@ class Unavailable(CitybusError):
     code = grpc.StatusCode.UNAVAILABLE
 
 
+class Aborted(CitybusError):
+    """Another reader has taken the answer over."""
+
+    code = grpc.StatusCode.ABORTED
+
+
+class Abandoned(Unavailable):
+    """An accepted request has ended, for want of an executor or of time: nothing is left to attach to."""
+
+
 class FailedPrecondition(CitybusError):
     """Another scheduler has taken over, or the epoch changed."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class Unauthenticated(CitybusError):
+    """The operator's token is missing or wrong."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class StartupError(CitybusError):

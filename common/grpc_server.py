@@ -18,10 +18,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from common import address
-from common.errors import CitybusError, InvalidRequest, StartupError
+from common.errors import Abandoned, CitybusError, InvalidRequest, StartupError
 
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
 """Trailing metadata with which a server says when to try again (gRFC A6), in milliseconds."""
+
+FINAL_KEY = "citybus-final"
+"""Trailing metadata that says that a request has ended with this error, and there is nothing to attach to."""
 
 MIN_PING_INTERVAL_MS = 2_500
 """Half of the 5 s at which a client of ours pings, so that jitter never makes a ping one too many."""
@@ -39,12 +42,22 @@ class GrpcServer:
     """A server whose servicers are added to `server` before `start`. To be made inside a running event loop.
 
     `listen` is "host:port" (port 0: any free one); `services` are the full names of what it serves. A message of more
-    than `max_message_bytes` is refused with RESOURCE_EXHAUSTED before it is parsed.
+    than `max_message_bytes` is refused with RESOURCE_EXHAUSTED before it is parsed. `interceptors` come after the one
+    that turns errors into statuses.
     """
 
-    def __init__(self, listen: str, *, services: Sequence[str], max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        listen: str,
+        *,
+        services: Sequence[str],
+        max_message_bytes: int,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
         self.listen = listen
-        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_options(max_message_bytes))
+        self.server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(), *interceptors], options=_options(max_message_bytes)
+        )
         self._services = tuple(services)
         self._health = health.aio.HealthServicer()
 
@@ -171,9 +184,9 @@ async def _abort(error: Exception, method: str, context: grpc.aio.ServicerContex
         log.error("call failed", method=method, error=type(error).__name__, frames=frames)
         await context.abort(grpc.StatusCode.INTERNAL, "internal error; the server's log says more")
         return
-    metadata: tuple[tuple[str, str], ...] = ()
+    metadata: tuple[tuple[str, str], ...] = ((FINAL_KEY, "true"),) if isinstance(error, Abandoned) else ()
     if error.code in _RETRYABLE and error.retry_after_s is not None:
-        metadata = ((PUSHBACK_KEY, str(round(error.retry_after_s * 1000))),)
+        metadata = (*metadata, (PUSHBACK_KEY, str(round(error.retry_after_s * 1000))))
     await context.abort(error.code, str(error)[:_MAX_STATUS_CHARS], metadata)
 
 

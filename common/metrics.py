@@ -17,7 +17,15 @@ from common import address
 
 PREFIX = "citybus:"
 
+MAX_TENANTS = 32
+"""Tenants that have metrics of their own."""
+
+OTHER_TENANTS = "other"
+"""The label of all the others."""
+
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
+_TENANT_LATENCY = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
+_TENANT = ("policy", "tenant")
 _STAGE = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
 _TOKENS = tuple(float(2**power) for power in range(18))
 
@@ -39,9 +47,11 @@ class _Family:
 
 
 class SchedulerMetrics:
-    """What the scheduler counts. Labels are bounded: never a request, tenant or model name from a caller."""
+    """What the scheduler counts. Labels are bounded: of the names that callers choose, the first tenants only."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._policy = ""
+        self._tenants: set[str] = set()
         make = _Family(registry)
         self.num_requests_running = make.gauge("num_requests_running", "Sequences in the batch")
         self.num_requests_waiting = make.gauge("num_requests_waiting", "Sequences waiting for a seat")
@@ -49,6 +59,10 @@ class SchedulerMetrics:
         self.kv_blocks = make.gauge("kv_blocks", "KV blocks by state: free, cached, held", ("state",))
         self.executor_connected = make.gauge("executor_connected", "1 while the scheduler drives an executor")
         self._policy_info = make.gauge("policy_info", "1 for the scheduling policy in force", ("policy",))
+
+        self.policy_rollbacks = make.counter(
+            "policy_rollbacks", "Policies that failed and were rolled back", ("policy",)
+        )
 
         self.prefix_cache_queries = make.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.prefix_cache_hits = make.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
@@ -82,8 +96,28 @@ class SchedulerMetrics:
             "request_generation_tokens", "Tokens generated for a request", _TOKENS
         )
 
+        self.tenant_queue_time_seconds = make.histogram(
+            "tenant_queue_time_seconds", "From arrival to the first step", _TENANT_LATENCY, _TENANT
+        )
+        self.tenant_time_to_first_token_seconds = make.histogram(
+            "tenant_time_to_first_token_seconds", "From arrival to the first token", _TENANT_LATENCY, _TENANT
+        )
+        self.tenant_inter_token_latency_seconds = make.histogram(
+            "tenant_inter_token_latency_seconds", "Between two tokens of a request", _TENANT_LATENCY, _TENANT
+        )
+        self.tenant_prompt_tokens = make.counter("tenant_prompt_tokens", "Prompt tokens of ended requests", _TENANT)
+        self.tenant_generation_tokens = make.counter("tenant_generation_tokens", "Tokens generated", _TENANT)
+        self.tenant_preemptions = make.counter("tenant_preemptions", "Preemptions of ended requests", _TENANT)
+
+    def tenant(self, name: str) -> dict[str, str]:
+        """Labels of a tenant under the policy in force: its name where it is one of the first, else "other"."""
+        if name not in self._tenants and len(self._tenants) < MAX_TENANTS:
+            self._tenants.add(name)
+        return {"policy": self._policy, "tenant": name if name in self._tenants else OTHER_TENANTS}
+
     def set_policy(self, name: str) -> None:
         """Say that policy `name` is now the one in force."""
+        self._policy = name
         self._policy_info.clear()
         self._policy_info.labels(policy=name).set(1)
 

@@ -14,7 +14,7 @@ RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir /
 
 FROM python:3.11-slim
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp citybus \
-    && install -d -o citybus -g citybus /models
+    && install -d -o citybus -g citybus /models /var/lib/citybus
 COPY --from=dependencies /opt/citybus /opt/citybus
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     pip --python /opt/citybus/bin/python --no-cache-dir install --root-user-action=ignore --no-deps --force-reinstall \
@@ -23,7 +23,8 @@ ENV PATH=/opt/citybus/bin:$PATH \
     GRPC_VERBOSITY=NONE \
     PYTHONSAFEPATH=1 \
     CITYBUS_SCHEDULER_LISTEN=0.0.0.0:50051 \
-    CITYBUS_SCHEDULER_ADMIN_LISTEN=0.0.0.0:50052
+    CITYBUS_SCHEDULER_ADMIN_LISTEN=0.0.0.0:50052 \
+    CITYBUS_SCHEDULER_JOURNAL=/var/lib/citybus/scheduler.journal
 USER 10001:10001
 EXPOSE 50051 50052
 HEALTHCHECK --interval=10s --timeout=8s --start-period=60s --start-interval=1s --retries=3 \

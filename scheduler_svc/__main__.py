@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 
 import structlog
@@ -14,23 +16,31 @@ from prometheus_client import CollectorRegistry
 from citybus.admin.v1 import admin_pb2_grpc
 from citybus.v1 import generation_pb2_grpc
 from common import address, config, log
-from common.errors import StartupError
+from common.errors import InvalidRequest, NotFound, StartupError
 from common.grpc_server import GrpcServer
 from common.metrics import SchedulerMetrics, serve_metrics
 from common.step import StepPlan
+from scheduler_svc.acceptance import Acceptance
 from scheduler_svc.admin import AdminServicer
+from scheduler_svc.admin_token import TokenInterceptor, read_token
+from scheduler_svc.alarm import Alarm
 from scheduler_svc.chat_template import ChatTemplate
 from scheduler_svc.config import Config
+from scheduler_svc.core.guard import GuardedPolicy, PolicyChange
+from scheduler_svc.events import EventBus, ExecutorConnected, ExecutorLost, Preempted
 from scheduler_svc.executor_client import ExecutorClient, Fenced
 from scheduler_svc.frontend import GenerationServicer
-from scheduler_svc.loop import SchedulerLoop
+from scheduler_svc.journal import Journal, NoJournal, open_journal
+from scheduler_svc.loop import Recover, SchedulerLoop
 from scheduler_svc.model_files import read_model_files
 from scheduler_svc.plan_log import PlanLog
-from scheduler_svc.policies import BUILT_IN
+from scheduler_svc.policy_desk import PolicyDesk, announce
+from scheduler_svc.policy_shelf import PolicyShelf
 from scheduler_svc.prompts import PromptEncoder
 from scheduler_svc.tokenizer import Tokenizer
 
 ADMIN_MESSAGE_BYTES = 2**20
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 async def serve(settings: Config) -> None:
@@ -38,34 +48,54 @@ async def serve(settings: Config) -> None:
     files = read_model_files(settings.model)
     template = ChatTemplate(files.chat_template, files.special_tokens) if files.chat_template else None
     encoder = PromptEncoder(Tokenizer(files), template)
+    client = ExecutorClient(settings.executor)
+    journal = await open_journal(settings.journal) if settings.journal is not None else NoJournal()
+    try:
+        await _serve(settings, files.eos_token_ids, encoder, client, journal)
+    finally:
+        await journal.close()
+
+
+async def _serve(
+    settings: Config,
+    eos_token_ids: frozenset[int],
+    encoder: PromptEncoder,
+    client: ExecutorClient,
+    journal: Journal,
+) -> None:
     registry = CollectorRegistry()
     metrics = SchedulerMetrics(registry)
-    metrics.set_policy(settings.policy)
+    events = EventBus()
+    shelf = await _shelf(settings)
+    time_limit = Alarm(settings.policy_time_limit)
+    guarded = _guarded_policy(settings, shelf, time_limit, announce(metrics, events))
+    metrics.set_policy(guarded.name)
     server = GrpcServer(
         settings.listen, services=["citybus.v1.GenerationService"], max_message_bytes=settings.max_request_bytes
     )
-    admin = GrpcServer(
-        settings.admin_listen, services=["citybus.admin.v1.AdminService"], max_message_bytes=ADMIN_MESSAGE_BYTES
-    )
+    admin = _admin_server(settings)
     with contextlib.ExitStack() as stack:
         loop = SchedulerLoop(
-            ExecutorClient(settings.executor),
-            BUILT_IN[settings.policy](),
+            client,
+            guarded,
             settings,
             metrics,
-            on_serving=server.set_serving,
-            on_plan=_plan_recorder(settings, stack),
+            journal,
+            on_serving=lambda serving: _on_serving(serving, server, loop, events),
+            on_plan=_plan_watcher(_plan_recorder(settings, stack), events),
         )
         generation = GenerationServicer(
             loop,
             encoder,
-            files.eos_token_ids,
+            Acceptance(encoder, eos_token_ids, metrics, settings.time_limit, time.monotonic),
+            journal,
             metrics,
             max_live_requests=settings.max_queued_requests,
-            max_time_s=settings.time_limit,
+            attach_grace_s=settings.attach_grace,
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server.server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(loop), admin.server)
+        desk = PolicyDesk(guarded, shelf, events, time_limit)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(_operating(loop, desk, events, server), admin.server)
         metrics_server = serve_metrics(registry, settings.metrics_listen)
         stack.callback(metrics_server.close)
         stack.callback(encoder.close)
@@ -76,12 +106,69 @@ async def serve(settings: Config) -> None:
             listen=address.with_port(settings.listen, port),
             admin_listen=address.with_port(settings.admin_listen, admin_port),
             metrics_port=metrics_server.port,
-            policy=settings.policy,
+            policy=guarded.name,
         )
         try:
-            await _until_signal(server, loop, settings.drain_grace)
+            await _until_signal(server, loop, generation.recover, settings.drain_grace)
         finally:
             await admin.server.stop(0)
+
+
+def _operating(loop: SchedulerLoop, desk: PolicyDesk, events: EventBus, server: GrpcServer) -> AdminServicer:
+    """The operator's service; what it drains is no longer healthy."""
+    return AdminServicer(
+        loop,
+        desk,
+        events,
+        on_draining=lambda draining: server.set_serving(not draining and loop.info() is not None),
+    )
+
+
+async def _shelf(settings: Config) -> PolicyShelf:
+    """All policies; files that are refused are logged. Raises `StartupError` where there is no such folder."""
+    shelf = PolicyShelf(settings.policy_folder)
+    if settings.policy_folder is not None:
+        try:
+            await shelf.reload()
+        except InvalidRequest as error:
+            raise StartupError(str(error)) from error
+    return shelf
+
+
+def _guarded_policy(
+    settings: Config, shelf: PolicyShelf, time_limit: Alarm, on_change: Callable[[PolicyChange], None]
+) -> GuardedPolicy:
+    try:
+        policy = shelf.make(settings.policy, {})
+    except (NotFound, InvalidRequest) as error:
+        raise StartupError(f"--policy: {error}") from error
+    return GuardedPolicy(policy, time_limit=time_limit, starvation_s=settings.starvation_limit, on_change=on_change)
+
+
+def _admin_server(settings: Config) -> GrpcServer:
+    """Without a token, only this machine may operate the scheduler."""
+    token = read_token(settings.admin_token_file, os.environ)
+    open_to_all = token is None and address.split(settings.admin_listen)[0] in LOOPBACK
+    return GrpcServer(
+        settings.admin_listen,
+        services=["citybus.admin.v1.AdminService"],
+        max_message_bytes=ADMIN_MESSAGE_BYTES,
+        interceptors=[] if open_to_all else [TokenInterceptor(token)],
+    )
+
+
+async def _on_serving(serving: bool, server: GrpcServer, loop: SchedulerLoop, events: EventBus) -> None:
+    events.publish(ExecutorConnected() if serving else ExecutorLost())
+    await server.set_serving(serving and not loop.draining)
+
+
+def _plan_watcher(record: Callable[[StepPlan], None], events: EventBus) -> Callable[[StepPlan], None]:
+    def watch(plan: StepPlan) -> None:
+        record(plan)
+        if plan.preempted_ids:
+            events.publish(Preempted(plan.preempted_ids, plan.step))
+
+    return watch
 
 
 def _plan_recorder(settings: Config, stack: contextlib.ExitStack) -> Callable[[StepPlan], None]:
@@ -92,9 +179,13 @@ def _plan_recorder(settings: Config, stack: contextlib.ExitStack) -> Callable[[S
     return plan_log.write
 
 
-async def _until_signal(server: GrpcServer, loop: SchedulerLoop, grace_s: float) -> None:
-    """Drive the loop until a signal ends the service, or the loop ends by itself: then its error is raised."""
-    driving = asyncio.create_task(loop.run())
+async def _until_signal(server: GrpcServer, loop: SchedulerLoop, recover: Recover, grace_s: float) -> None:
+    """Drive the loop until a signal ends the service, or the loop ends by itself: then its error is raised.
+
+    SIGUSR1 is the short way for a scheduler whose successor stands by: everything is left to that one, as it is.
+    """
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, loop.let_go)
+    driving = asyncio.create_task(loop.run(recover))
     waiting = asyncio.create_task(server.run_until_signal(loop.drain, grace_s))
     await asyncio.wait((driving, waiting), return_when=asyncio.FIRST_COMPLETED)
     if driving.done() and not waiting.done():

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.config import REQUIRED, option
-from scheduler_svc.policies import BUILT_IN
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The largest message that gRPC can be told to take."""
@@ -23,7 +22,17 @@ class Config:
     admin_listen: str = option("127.0.0.1:50052", "address of the operator's service", unit="host:port")
     metrics_listen: str = option("", "address of the Prometheus metrics; empty is off", unit="host:port")
     executor: str = option("127.0.0.1:50061", "address of the executor", unit="host:port")
-    policy: str = option("fcfs", "scheduling policy", choices=tuple(BUILT_IN))
+    admin_token_file: Path | None = option(
+        None, "file with the token that operators must send; none: the variable CITYBUS_ADMIN_TOKEN, if it is set"
+    )
+    policy: str = option("fcfs", "scheduling policy: built-in, installed, or of a file in the policy folder")
+    policy_folder: Path | None = option(None, "folder with policies of your own, one Python file each")
+    policy_time_limit: float = option(
+        0.05, "longest a decision of a policy may take before the policy is rolled back", unit="seconds"
+    )
+    starvation_limit: float = option(
+        120.0, "longest a request may wait while others pass before the policy is rolled back", unit="seconds"
+    )
     window: int = option(2, "most plans in flight: 2 hides scheduling behind the executor's work", unit="plans")
     step_timeout: float = option(120.0, "how long a step may take before the executor counts as lost", unit="seconds")
     executor_timeout: float = option(
@@ -33,14 +42,21 @@ class Config:
     max_queued_requests: int = option(4096, "most requests at once, running ones included", unit="requests")
     time_limit: float = option(3600.0, "most time of a request, queueing included; it may ask for less", unit="seconds")
     drain_grace: float = option(30.0, "how long running requests may go on after SIGTERM", unit="seconds")
+    journal: Path | None = option(
+        None, "file that keeps the accepted requests for the next scheduler; without one they end with the process"
+    )
+    attach_grace: float = option(
+        30.0, "least time that requests go on without a reader after a change of the scheduler", unit="seconds"
+    )
     plan_log: Path | None = option(None, "file to record every plan in, one JSON object a line")
     log_level: str = option("info", "least severity logged", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:
-        for name in ("window", "step_timeout", "executor_timeout", "max_request_bytes", "max_queued_requests"):
+        positive = "window step_timeout executor_timeout max_request_bytes max_queued_requests"
+        for name in (*positive.split(), "policy_time_limit", "starvation_limit"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0")
         if self.max_request_bytes > MAX_MESSAGE_BYTES:
             raise ValueError(f"max_request_bytes must be at most {MAX_MESSAGE_BYTES}, as in gRPC")
-        if self.time_limit <= 0 or self.drain_grace < 0:
-            raise ValueError("time_limit must be more than 0, and drain_grace not less")
+        if self.time_limit <= 0 or self.drain_grace < 0 or self.attach_grace < 0:
+            raise ValueError("time_limit must be more than 0, drain_grace and attach_grace not less")

@@ -13,11 +13,14 @@ import grpc
 from citybus.executor.v1 import executor_pb2 as pb
 from citybus.executor.v1 import executor_pb2_grpc
 from common import wire
-from common.step import ExecutorInfo, InvalidPlan, StepPlan, StepResult
+from common.step import ExecutorInfo, InvalidPlan, ResidentPage, StepPlan, StepResult
 
 KEEPALIVE_MS = 5_000
 """A connection is given up when a ping, sent this often, is not answered for as long: a stopped executor and a cut
 network are noticed within twice this time."""
+
+_PAGE_SIZE = 64
+"""Resident sequences or cached blocks in a message: a few megabytes at most."""
 
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -46,6 +49,13 @@ class Fenced(SessionLost):
     """A newer scheduler has taken the executor over: this one must not drive it again."""
 
 
+class Contradiction(SessionLost):
+    """The two sides do not agree on what the executor holds: it has to start over with nothing."""
+
+
+_KINDS = {grpc.StatusCode.FAILED_PRECONDITION: Fenced, grpc.StatusCode.INVALID_ARGUMENT: Contradiction}
+
+
 class Session:
     """An open `Execute` stream. Results come in the order of the plans."""
 
@@ -65,7 +75,11 @@ class Session:
         try:
             return wire.result_from_pb(message.result)
         except InvalidPlan as error:
-            raise SessionLost(str(error)) from error
+            raise Contradiction(str(error)) from error
+
+    def cancel(self) -> None:
+        """End it."""
+        self._call.cancel()
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,14 +87,14 @@ class Session:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._call.cancel()
+        self.cancel()
 
     async def _guarded(self, operation: Awaitable[_Answer]) -> _Answer:
         try:
             return await operation
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:  # the latter: a write to an ended call
-            superseded = await self._call.code() is grpc.StatusCode.FAILED_PRECONDITION
-            raise (Fenced if superseded else SessionLost)(f"{await self._call.details()}") from error
+            kind = _KINDS.get(await self._call.code(), SessionLost)
+            raise kind(f"{await self._call.details()}") from error
 
 
 class ExecutorClient:
@@ -120,6 +134,16 @@ class ExecutorClient:
             call.cancel()
             raise SessionLost("the executor did not open a session")
         return Session(call, message.opened.term)
+
+    async def reconcile(self, timeout_s: float) -> list[ResidentPage]:
+        """What the executor holds; it stays so while ours is the open session. Raises `SessionLost`."""
+        try:
+            call = self._stub.Reconcile(pb.ReconcileRequest(page_size=_PAGE_SIZE), timeout=timeout_s)
+            return [wire.page_from_pb(page) async for page in call]
+        except grpc.aio.AioRpcError as error:
+            raise SessionLost(_say(error)) from error
+        except InvalidPlan as error:
+            raise Contradiction(str(error)) from error
 
     async def close(self) -> None:
         """Give the connection up."""

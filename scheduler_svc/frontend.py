@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,18 +12,22 @@ from typing import Any, Protocol
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc
-from common.errors import CitybusError, Exhausted, Unavailable
+from common.errors import CitybusError, Exhausted, NotFound, Unavailable
 from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo
-from scheduler_svc.core.request import FinishReason, Outcome, Request
-from scheduler_svc.detokenizer import Detokenizer
-from scheduler_svc.live_requests import LiveRequests
-from scheduler_svc.output_stream import Delta, OutputSink, OutputStream
-from scheduler_svc.prompts import ChatPrompt, PromptEncoder, check_room
-from scheduler_svc.request_meter import RequestMeter
+from scheduler_svc.acceptance import Acceptance, digest_of
+from scheduler_svc.core.request import Request, unserved
+from scheduler_svc.journal import Journal, outcome_from_json
+from scheduler_svc.journal_file import Entry
+from scheduler_svc.output_stream import OutputSink, OutputStream
+from scheduler_svc.prompts import PromptEncoder, check_room
+from scheduler_svc.responses import response_of
+from scheduler_svc.restored import Restored
+from scheduler_svc.rides import Ride, Rides
 from scheduler_svc.validation import GenerateCall, check_model, validate_generate, validate_prompt
 
 REQUEST_ID_KEY = "citybus-request-id"
@@ -30,14 +35,9 @@ REQUEST_ID_KEY = "citybus-request-id"
 
 READING_GRACE_S = 30.0
 
-Context = grpc.aio.ServicerContext[Any, Any]
+log = structlog.get_logger()
 
-_REASONS = {
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-    FinishReason.DEADLINE: pb.FINISH_REASON_DEADLINE,
-    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
-}
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Loop(Protocol):
@@ -57,42 +57,64 @@ class Loop(Protocol):
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
-    """Serves one model. `eos_token_ids` end an answer unless the request says otherwise.
+    """Serves one model, which `acceptance` accepts for.
 
-    At most `max_live_requests` are served at once; `max_time_s` bounds and replaces the time limit of a request (None:
-    no bound). An answer that is not read `reading_grace_s` after its time limit is given up. `clock` must be the one
-    that the loop reads.
+    At most `max_live_requests` are served at once. A request that a successor of this process takes over goes on for
+    at least `attach_grace_s` seconds without a reader.
     """
 
     def __init__(
         self,
         loop: Loop,
         encoder: PromptEncoder,
-        eos_token_ids: frozenset[int],
+        acceptance: Acceptance,
+        journal: Journal,
         metrics: SchedulerMetrics,
         *,
         max_live_requests: int = 4096,
-        max_time_s: float | None = None,
+        attach_grace_s: float = 30.0,
         reading_grace_s: float = READING_GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._loop = loop
         self._encoder = encoder
-        self._eos_token_ids = eos_token_ids
+        self._acceptance = acceptance
+        self._journal = journal
         self._metrics = metrics
-        self._live = LiveRequests(max_live_requests)
-        self._max_time_s = max_time_s
+        self._rides = Rides(max_live_requests, loop.cancel)
+        self._attach_grace_s = attach_grace_s
         self._reading_grace_s = reading_grace_s
         self._clock = clock
+        self._has_recovered = False
+
+    def recover(self, model: ExecutorInfo) -> list[Restored]:
+        """The live requests of the journal, now that the model is known; those that ended can be read again."""
+        self._has_recovered = True
+        found = [self._restore(entry, model) for entry in self._journal.take_entries()]
+        return [each for each in found if each is not None]
 
     # A coroutine that writes, not a generator: a cancelled call is then cancelled inside it, at whatever it waits for.
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         arrival = self._clock()
         with self._counting_failures():
             call = validate_generate(request, self._model())
-            with self._live.hold(call.tenant, call.request_id):
-                structlog.contextvars.bind_contextvars(request_id=call.request_id)
-                await self._serve(call, arrival, context)
+            structlog.contextvars.bind_contextvars(request_id=call.request_id)
+            ride = self._rides.joinable((call.tenant, call.request_id), digest_of(request))
+            if ride is not None:
+                await self._follow(ride, ride.attach(0), context)
+                return
+            ride = await self._accept(request, call, arrival)
+            await self._follow(ride, ride.stream, context)
+
+    async def Attach(self, request: pb.AttachRequest, context: Context) -> None:  # type: ignore[override]
+        with self._counting_failures():
+            ride = self._find(request.tenant, request.request_id)
+            await self._follow(ride, ride.attach(request.next_index), context)
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        with contextlib.suppress(NotFound):
+            self._loop.cancel(self._find(request.tenant, request.request_id).sequence_id)
+        return pb.CancelResponse()
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         model = self._model()
@@ -107,51 +129,66 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
         model = self._model()
         check_model(request.model, model)
-        with self._live.hold("", uuid.uuid4().hex):  # it too may bring many megabytes and wait for a thread
+        with self._rides.reserve(("", uuid.uuid4().hex)):  # it too may bring many megabytes and wait for a thread
             ids = await self._encoder.encode(validate_prompt(request), model.vocab_size, model.max_model_len)
         return pb.CountTokensResponse(num_tokens=len(ids))
 
-    async def _serve(self, call: GenerateCall, arrival: float, context: Context) -> None:
-        model = self._model()
-        prompt = await self._encoder.encode(call.prompt, model.vocab_size, model.max_model_len)
-        check_room(len(prompt), model.max_model_len)
-        request = self._request(call, prompt, arrival)
-        stream = self._stream(call, request)
-        self._loop.submit(request, stream)
+    async def _accept(self, request: pb.GenerateRequest, call: GenerateCall, arrival: float) -> Ride:
+        """Take a request in; it is in the journal when this returns."""
+        with self._rides.reserve((call.tenant, call.request_id)):
+            model = self._model()
+            prompt = await self._encoder.encode(call.prompt, model.vocab_size, model.max_model_len)
+            check_room(len(prompt), model.max_model_len)
+            number = self._loop.next_sequence_id()
+            accepted = self._acceptance.accept(request, call, prompt, sequence_id=number, arrival=arrival)
+            self._loop.submit(accepted.request, accepted.ride)
+            self._rides.add(accepted.ride)
+        self._rides.board(accepted.ride)
         try:
-            await context.send_initial_metadata(((REQUEST_ID_KEY, call.request_id),))
-            async with asyncio.timeout(self._reading_time(request)):
+            await self._journal.accept(number, accepted.record)
+        except BaseException:
+            self._loop.cancel(number)
+            raise
+        return accepted.ride
+
+    async def _follow(self, ride: Ride, stream: OutputStream, context: Context) -> None:
+        """Send an answer to a reader, until it ends or the reader goes."""
+        self._rides.board(ride)
+        try:
+            await context.send_initial_metadata(((REQUEST_ID_KEY, ride.key[1]),))
+            async with asyncio.timeout(self._reading_time(ride)):
                 await _relay(stream, context)
+            ride.was_read_to_the_end = True
         except TimeoutError:
             raise Exhausted("the answer was not read within its time limit") from None
         finally:
-            self._loop.cancel(request.sequence_id)
+            if ride.stream is stream:
+                self._rides.leave(ride)
 
-    def _request(self, call: GenerateCall, prompt: tuple[int, ...], arrival: float) -> Request:
-        limits = [limit for limit in (call.time_limit_s, self._max_time_s) if limit is not None]
-        return Request(
-            sequence_id=self._loop.next_sequence_id(),
-            prompt=prompt,
-            sampling=call.sampling,
-            arrival=arrival,
-            stop_token_ids=call.stop_token_ids | (frozenset() if call.ignore_eos else self._eos_token_ids),
-            max_tokens=call.max_tokens,
-            priority=call.priority,
-            tenant=call.tenant,
-            deadline=arrival + min(limits) if limits else None,
-            cache_salt=call.cache_salt,
-        )
-
-    def _reading_time(self, request: Request) -> float | None:
+    def _reading_time(self, ride: Ride) -> float | None:
         """Seconds until the answer has to be read: who never reads would keep a place for ever."""
-        return None if request.deadline is None else request.deadline - self._clock() + self._reading_grace_s
+        return None if ride.deadline is None else ride.deadline - self._clock() + self._reading_grace_s
 
-    def _stream(self, call: GenerateCall, request: Request) -> OutputStream:
-        tokenizer = self._encoder.tokenizer
-        continued = () if isinstance(call.prompt, ChatPrompt) else request.prompt
-        hidden = request.stop_token_ids | (tokenizer.control_ids if call.skip_special_tokens else frozenset())
-        meter = RequestMeter(self._metrics, self._clock, request.arrival)
-        return OutputStream(Detokenizer(tokenizer.token_bytes, continued, hidden), call.stop_texts, meter)
+    def _restore(self, entry: Entry, model: ExecutorInfo) -> Restored | None:
+        try:
+            least_grace_s = 0.0 if entry.outcome else self._attach_grace_s
+            accepted = self._acceptance.restore(entry, model, least_grace_s)
+        except (CitybusError, DecodeError) as error:
+            log.error("request of the journal cannot be served", sequence=entry.sequence_id, reason=str(error))
+            self._journal.end(entry.sequence_id, unserved(str(error)))
+            return None
+        stop = accepted.ride.restore(entry.tokens)
+        if entry.outcome is not None:
+            self._rides.add_ended(accepted.ride, outcome_from_json(entry.outcome))
+            return None
+        self._rides.add(accepted.ride)
+        self._rides.leave(accepted.ride)
+        return Restored(accepted.request, entry.tokens, accepted.ride, stop)
+
+    def _find(self, tenant: str, request_id: str) -> Ride:
+        if not self._has_recovered:
+            self._model()
+        return self._rides.find((tenant, request_id))
 
     def _model(self) -> ExecutorInfo:
         model = self._loop.info()
@@ -174,34 +211,4 @@ async def _relay(stream: OutputStream, context: Context) -> None:
     while outcome is None:
         delta = await stream.next()
         outcome = delta.outcome
-        await context.write(_response(delta))
-
-
-def _response(delta: Delta) -> pb.GenerateResponse:
-    return pb.GenerateResponse(
-        first_index=delta.first_index,
-        token_ids=delta.token_ids,
-        text=delta.text,
-        finish=_finish(delta.outcome, delta.stop_text) if delta.outcome else None,
-    )
-
-
-def _finish(outcome: Outcome, stop_text: str | None) -> pb.Finish:
-    finish = pb.Finish(
-        reason=_REASONS[outcome.reason],
-        usage=pb.Usage(
-            prompt_tokens=outcome.num_prompt_tokens,
-            completion_tokens=outcome.num_output_tokens,
-            cached_tokens=outcome.num_cached_tokens,
-        ),
-        timings=pb.Timings(
-            queued_ms=1000 * (outcome.total_s if outcome.queued_s is None else outcome.queued_s),
-            first_token_ms=1000 * (outcome.first_token_s or 0.0),
-            total_ms=1000 * outcome.total_s,
-        ),
-    )
-    if stop_text is not None:
-        finish.stop_text = stop_text
-    elif outcome.stop_token_id is not None:
-        finish.stop_token_id = outcome.stop_token_id
-    return finish
+        await context.write(response_of(delta))

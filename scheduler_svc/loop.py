@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 import structlog
 
-from common.errors import CitybusError, InvalidRequest, Unavailable
+from common.errors import Abandoned, CitybusError, InvalidRequest, Unavailable
 from common.metrics import SchedulerMetrics
-from common.step import ExecutorInfo, StepPlan, StepResult
+from common.step import ExecutorInfo, StepPlan
 from scheduler_svc.config import Config
-from scheduler_svc.core.policy import Policy
-from scheduler_svc.core.readings import Snapshot, Totals
-from scheduler_svc.core.request import NeverFits, Request
-from scheduler_svc.core.scheduler import Scheduler, WrongResult
+from scheduler_svc.core.guard import GuardedPolicy
+from scheduler_svc.core.request import NeverFits, Request, WrongResult
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.delivery import Delivery
-from scheduler_svc.executor_client import ExecutorClient, Fenced, Session, SessionLost
+from scheduler_svc.drive import Drive
+from scheduler_svc.executor_client import Contradiction, ExecutorClient, Fenced, SessionLost
+from scheduler_svc.journal import Journal
 from scheduler_svc.output_stream import OutputSink
 from scheduler_svc.patience import Patience
-from scheduler_svc.self_check import check_idle
+from scheduler_svc.reach import Reached, reach
+from scheduler_svc.restored import Restored
 from scheduler_svc.step_metrics import StepMetrics
+from scheduler_svc.succession import resume, take_in
 
 RETRY_S = 0.2
 """Between two attempts to reach the executor."""
+
+Recover = Callable[[ExecutorInfo], list[Restored]]
+"""Gives the requests of the process before this one, once the model is known."""
 
 log = structlog.get_logger()
 
@@ -41,9 +45,10 @@ class SchedulerLoop:
     def __init__(
         self,
         client: ExecutorClient,
-        policy: Policy,
+        policy: GuardedPolicy,
         settings: Config,
         metrics: SchedulerMetrics,
+        journal: Journal,
         *,
         on_serving: Callable[[bool], Awaitable[None]],
         on_plan: Callable[[StepPlan], None],
@@ -56,20 +61,22 @@ class SchedulerLoop:
         self._policy = policy
         self._core: Scheduler | None = None
         self._info: ExecutorInfo | None = None
-        self._delivery = Delivery()
+        self._journal = journal
+        self._delivery = Delivery(journal)
+        self._epoch: bytes | None = None
         self._ids = itertools.count(1)
-        self._wake = asyncio.Event()
-        self._results: deque[StepResult] = deque()
         self._patience = Patience(settings.step_timeout, settings.executor_timeout)
+        self._drive: Drive | None = None
         self._draining = False
         self._idle = asyncio.Event()
+        self._gone = False
 
     # What the front end calls
 
     @property
-    def policy(self) -> str:
-        """Name of the policy in force."""
-        return self._policy.name
+    def core(self) -> Scheduler | None:
+        """The state machine; None before the first executor is connected."""
+        return self._core
 
     @property
     def draining(self) -> bool:
@@ -98,148 +105,130 @@ class SchedulerLoop:
         except NeverFits as error:
             raise InvalidRequest(str(error)) from error
         self._delivery.add(request.sequence_id, sink)
-        self._wake.set()
+        self._wake()
 
     def cancel(self, sequence_id: int) -> None:
         """End a request. Nothing happens where it has ended already."""
         if self._core is not None:
             self._delivery.publish(self._core, self._core.cancel(sequence_id, time.monotonic()))
-            self._wake.set()
+            self._wake()
 
-    def snapshot(self) -> tuple[Snapshot, Totals] | None:
-        """One reading of the core; None before the first executor is connected."""
-        return None if self._core is None else (self._core.snapshot(), self._core.totals)
+    def refuse(self, refusing: bool) -> None:
+        """Refuse new requests, or take them again."""
+        self._draining = refusing
+        self._idle.clear()
 
     async def drain(self) -> None:
-        """Refuse what is new and wait for what is accepted; where that is cancelled, end the rest with an error."""
+        """Refuse what is new and wait for what is accepted.
+
+        Where that is cancelled, the rest is left to a successor that reads the journal; without one it ends with an
+        error.
+        """
         self._draining = True
-        self._wake.set()
+        self._wake()
         try:
             await self._idle.wait()
         except asyncio.CancelledError:
-            self._abandon(Unavailable("the server was shut down before the request ended: send it to another one"))
+            if self._journal.lasts:
+                self.let_go()
+            else:
+                self._abandon(Abandoned("the server was shut down before the request ended: send it to another one"))
             raise
+
+    def let_go(self) -> None:
+        """Do nothing more: whatever runs and waits is left, as it is, to the next scheduler."""
+        self._gone = self._draining = True
+        self._core = self._info = None
+        if self._drive is not None:
+            self._drive.stop()
+        self._delivery.let_go(Unavailable("the scheduler is being replaced: attach again", retry_after_s=0.1))
 
     # The loop itself
 
-    async def run(self) -> None:
-        """Drive executors, one session after the other, until cancelled.
+    async def run(self, recover: Recover) -> None:
+        """Drive executors, one session after the other, until cancelled or told to let go.
 
         Raises `Fenced` where another scheduler has taken the executor over.
         """
         while True:
             try:
-                session, info = await self._connect()
-                async with session:
-                    self._start_over(info, session.term)
+                reached = await self._connect()
+                if reached is None:
+                    return
+                async with reached.session:
+                    drive = self._take_up(reached, recover)
                     await self._on_serving(True)
-                    await self._drive(session)
+                    await drive.run()
             except Fenced:
-                self._abandon(Unavailable("another scheduler has taken over: send the request to it"))
+                self.let_go()
                 raise
+            except (Contradiction, WrongResult) as error:
+                self._epoch = None
+                log.error("executor contradicts its plan", reason=str(error))
             except SessionLost as error:
                 log.warning("executor lost", reason=str(error))
-            except WrongResult as error:
-                log.error("executor contradicts its plan", reason=str(error))
             finally:
-                self._info = None
+                self._info = self._drive = None
                 self._metrics.disconnected()
+            if self._gone:
+                return
             self._pass_time()
             await asyncio.sleep(RETRY_S)
 
-    async def _connect(self) -> tuple[Session, ExecutorInfo]:
-        """Reach the executor, however long it takes; time limits pass and, in the end, patience. Raises `Fenced`."""
+    async def _connect(self) -> Reached | None:
+        """Reach the executor, however long it takes; meanwhile time limits pass and, in the end, patience does.
+
+        None where this scheduler has let go. Raises `Fenced`.
+        """
         serving = True
-        while True:
+        while not self._gone:
             try:
-                info = await self._client.describe(timeout_s=2.0)
-                return await self._client.open(info.epoch, resume=False, timeout_s=2.0), info
+                return await reach(self._client, anew=self._core is None, epoch=self._epoch)
+            except Fenced:
+                raise
             except SessionLost as error:
-                if isinstance(error, Fenced):
-                    raise
                 if serving:
                     log.info("waiting for the executor", address=self._client.address, reason=str(error))
                     await self._on_serving(False)
                     serving = False
             self._pass_time()
             await asyncio.sleep(RETRY_S)
+        return None
 
     def _pass_time(self) -> None:
         if self._core is not None:
             self._delivery.publish(self._core, self._core.expire(time.monotonic()))
         if self._patience.lost():
-            self._abandon(Unavailable("the executor is away: try again later", retry_after_s=5.0))
+            self._abandon(Abandoned("the executor is away: try again later", retry_after_s=5.0))
         self._note_idle()
 
-    def _start_over(self, info: ExecutorInfo, term: int) -> None:
-        """Begin a session with an executor that holds nothing of ours."""
-        self._results.clear()
-        self._patience.start_over()
-        if self._core is None:
-            self._core = Scheduler(info, self._policy, term=term, window=self._settings.window)
-        else:
-            self._delivery.publish(self._core, self._core.reset(info, term, time.monotonic()))
-        self._info = info
-        log.info("executor connected", model=info.model, term=term, num_blocks=info.num_blocks)
+    def _take_up(self, reached: Reached, recover: Recover) -> Drive:
+        """Begin a session, from what the executor holds and what is known of it."""
+        info, term, core = reached.info, reached.session.term, self._core
+        restored: list[Restored] = []
+        if core is None:
+            core = self._core = Scheduler(info, self._policy, term=term, window=self._settings.window)
+            restored = recover(info)
+            take_in(core, restored, self._delivery, self._journal)
+            resident = max((each.sequence_id for each in reached.held.sequences), default=0)
+            self._ids = itertools.count(max(resident, self._journal.last_id) + 1)
+        resume(core, reached, restored, self._delivery)
+        self._info, self._epoch = info, info.epoch
+        self._drive = Drive(
+            core,
+            reached.session,
+            self._delivery,
+            self._journal,
+            self._metrics,
+            self._patience,
+            on_plan=self._on_plan,
+            on_turn=self._note_idle,
+        )
+        return self._drive
 
-    async def _drive(self, session: Session) -> None:
-        """Apply, plan, send: until the session is lost."""
-        assert self._core is not None
-        reader = asyncio.create_task(self._read(session))
-        try:
-            while True:
-                self._wake.clear()
-                self._take_results(self._core)
-                self._delivery.publish(self._core, self._core.expire(time.monotonic()))
-                await self._send_plans(self._core, session)
-                self._note_idle()
-                await self._wait(self._core, reader)
-        finally:
-            reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError, SessionLost):
-                await reader
-
-    async def _read(self, session: Session) -> None:
-        try:
-            while True:
-                self._results.append(await session.receive())
-                self._wake.set()
-        finally:
-            self._wake.set()
-
-    def _take_results(self, core: Scheduler) -> None:
-        while self._results:
-            result = self._results.popleft()
-            self._patience.answered()
-            with self._metrics.stage("apply"):
-                updates = core.apply(result, time.monotonic())
-            with self._metrics.stage("publish"):
-                self._delivery.publish(core, updates)
-            if result.error is not None:
-                raise SessionLost(f"step {result.step} failed: {result.error}")
-
-    async def _send_plans(self, core: Scheduler, session: Session) -> None:
-        while True:
-            with self._metrics.stage("schedule"):
-                plan = core.schedule(time.monotonic())
-            if plan is None:
-                break
-            self._on_plan(plan)
-            self._patience.sent()
-            with self._metrics.stage("encode"):
-                await session.send(plan)
-            self._metrics.planned(plan)
-        self._metrics.observe(core)
-
-    async def _wait(self, core: Scheduler, reader: asyncio.Task[None]) -> None:
-        """Until there is news, a deadline passes, or the executor has been silent for too long."""
-        if reader.done():
-            await reader
-        if not core.has_work:
-            check_idle(core)
-        elif not core.num_in_flight:
-            raise SessionLost("work is waiting and nothing is planned: starting over")  # invariant 8
-        await self._patience.wait(self._wake, core.next_deadline())
+    def _wake(self) -> None:
+        if self._drive is not None:
+            self._drive.wake.set()
 
     def _abandon(self, error: CitybusError) -> None:
         if self._core is not None:

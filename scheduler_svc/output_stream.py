@@ -65,10 +65,16 @@ class Delta:
 
 
 class OutputStream:
-    """An `OutputSink` with a reader's side. Both sides belong to one event loop."""
+    """An `OutputSink` with a reader's side. Both sides belong to one event loop.
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], observer: OutputObserver) -> None:
+    The reader gets tokens from number `first_index` on, and the text that these complete.
+    """
+
+    def __init__(
+        self, detokenizer: Detokenizer, stops: Sequence[str], observer: OutputObserver, first_index: int = 0
+    ) -> None:
         self._detokenizer = detokenizer
+        self._first_index = first_index
         self._stops = StopTexts(stops)
         self._observer = observer
         self._num_tokens = 0
@@ -83,12 +89,19 @@ class OutputStream:
         if self._ended or (self._text_stop and not update.outcome):
             return None
         if not self._text_stop:
-            self._take(update.token_ids)
+            self._observer.on_tokens(self._take(update.token_ids))
         if update.outcome:
             self._end(update.outcome)
         if self._token_ids or self._ended:
             self._news.set()
         return None if self._ended else self._text_stop
+
+    def replay(self, token_ids: Sequence[int]) -> TextStop | None:
+        """Take tokens that were counted before; a `TextStop` says that they end the answer."""
+        self._take(token_ids)
+        if self._token_ids:
+            self._news.set()
+        return self._text_stop
 
     def fail(self, error: CitybusError) -> None:
         if not self._ended:
@@ -114,20 +127,23 @@ class OutputStream:
     def _ended(self) -> bool:
         return self._outcome is not None or self._error is not None
 
-    def _take(self, token_ids: Sequence[int]) -> None:
-        """Add tokens, up to one that completes a stop text."""
+    def _take(self, token_ids: Sequence[int]) -> int:
+        """Add tokens, up to one that completes a stop text; returns how many."""
         before = self._num_tokens
         for token_id in token_ids:
-            self._token_ids.append(token_id)
             self._num_tokens += 1
-            self._write(self._detokenizer.push(token_id))
+            wanted = self._num_tokens > self._first_index
+            if wanted:
+                self._token_ids.append(token_id)
+            self._write(self._detokenizer.push(token_id), wanted=wanted)
             if self._text_stop:
                 break
-        self._observer.on_tokens(self._num_tokens - before)
+        return self._num_tokens - before
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, *, wanted: bool = True) -> None:
         certain, stop = self._stops.feed(text)
-        self._text.write(certain)
+        if wanted:
+            self._text.write(certain)
         if stop is not None:
             self._text_stop = TextStop(stop, self._num_tokens)
 

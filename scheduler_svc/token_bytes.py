@@ -33,11 +33,14 @@ class TokenBytes(dict[int, bytes]):
         decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder else {"type": "none"}
         parts = _flatten(decoder)
         self._id_to_token = backend.id_to_token
+        # Spellings of our own are added to the backend later. A model may score more ids than its tokenizer has, and
+        # such a token must not tell them.
+        self._ids = frozenset(backend.get_vocab(with_added_tokens=True).values())
         self._steps = [step for part in parts for step in _steps(part)]
         self.drops_leading_space = any(map(_drops_leading_space, parts))
 
     def __missing__(self, token_id: int) -> bytes:
-        piece: str | bytes = self._id_to_token(token_id) or ""
+        piece: str | bytes = (self._id_to_token(token_id) or "") if token_id in self._ids else ""
         for step in self._steps:
             if isinstance(piece, str):
                 piece = step(piece)

@@ -24,6 +24,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_TEMPERATURE = 100.0
 MAX_PRIORITY = 1000
 MAX_SALT_BYTES = 128
+MAX_GRACE_MS = 3_600_000
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _TENANT = re.compile(r"[ -~]{0,128}")
@@ -49,6 +50,7 @@ class GenerateCall:
     time_limit_s: float | None
     cache_salt: str | None
     skip_special_tokens: bool
+    grace_s: float
 
 
 def validate_generate(request: pb.GenerateRequest, model: ExecutorInfo) -> GenerateCall:
@@ -70,6 +72,7 @@ def validate_generate(request: pb.GenerateRequest, model: ExecutorInfo) -> Gener
         time_limit_s=_time_limit_s(request),
         cache_salt=_cache_salt(request),
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
+        grace_s=_grace_s(request),
     )
 
 
@@ -156,6 +159,12 @@ def _tenant(tenant: str) -> str:
 def _time_limit_s(request: pb.GenerateRequest) -> float | None:
     limit_ms = _at_least_one("time_limit_ms", request.time_limit_ms if request.HasField("time_limit_ms") else None)
     return None if limit_ms is None else limit_ms / 1000
+
+
+def _grace_s(request: pb.GenerateRequest) -> float:
+    if request.reconnect_grace_ms > MAX_GRACE_MS:
+        raise InvalidRequest(f"reconnect_grace_ms must be at most {MAX_GRACE_MS}")
+    return request.reconnect_grace_ms / 1000
 
 
 def _cache_salt(request: pb.GenerateRequest) -> str | None:

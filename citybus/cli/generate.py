@@ -9,9 +9,10 @@ from dataclasses import asdict
 
 from citybus.cli.options import add_address, add_request_options, failures, request_options
 from citybus.cli.output import describe, write_answer
-from citybus.client import Client, Stream
+from citybus.client import Client
 from citybus.failure import Failure
 from citybus.messages import ChatMessage, FinishReason
+from citybus.stream import Stream
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

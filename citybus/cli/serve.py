@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import shutil
 import socket
 import sys
 from pathlib import Path
 
 from citybus.async_client import AsyncClient
+from citybus.cli.admin import DEFAULT_ADMIN_ADDRESS
 from citybus.cli.model import add_models_dir, store_of
 from citybus.cli.options import failures
 from citybus.cli.output import describe, write_answer
-from citybus.cli.status import DEFAULT_ADMIN_ADDRESS
 from citybus.connection import DEFAULT_ADDRESS
 from citybus.failure import Failure
 from citybus.messages import RequestOptions
@@ -27,7 +28,7 @@ NEXT_PROMPT = "What is gravity?"
 
 _PASSED_ON = {
     "executor": ("dtype", "kv_cache_memory", "num_threads", "max_sequences"),
-    "scheduler": ("policy", "drain_grace"),
+    "scheduler": ("policy", "policy_folder", "drain_grace"),
 }
 _EXECUTOR_GRACE_S = 5.0  # it is told to end when the scheduler has ended, and nobody waits for it any more
 _MARGIN_S = 5.0
@@ -54,7 +55,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--kv-cache-memory", metavar="MIB", help="memory for keys and values, in MiB (default: the executor's)")
     add("--num-threads", metavar="N", help="threads that compute (default: the executor's)")
     add("--max-sequences", metavar="N", help="most sequences in a step (default: the executor's)")
-    add("--policy", help="scheduling policy: fcfs or priority (default: the scheduler's)")
+    add("--policy", help="scheduling policy, as 'citybus policy list' names them (default: the scheduler's)")
+    add("--policy-folder", metavar="FOLDER", help="folder with policies of your own (default: none)")
+    add("--journal", metavar="FILE|none", help=_JOURNAL_HELP)
     add("--drain-grace", metavar="SECONDS", type=float, default=30.0, help=_GRACE_HELP)
     add("--start-timeout", metavar="SECONDS", type=float, default=600.0, help=_START_HELP)
     for service in ("executor", "scheduler"):
@@ -69,6 +72,10 @@ _ADDRESSES = (
     ("--executor-listen", "127.0.0.1:50061", "the executor"),
 )
 _GRACE_HELP = "how long requests may go on after Ctrl-C or SIGTERM, in seconds (default: 30)"
+_JOURNAL_HELP = (
+    "file that keeps accepted requests over a restart of the scheduler (default: scheduler-PORT.journal in citybus/ of"
+    " the user's state directory)"
+)
 _START_HELP = "how long each of them may take to become healthy, in seconds (default: 600)"
 
 
@@ -105,13 +112,22 @@ def _executor(args: argparse.Namespace, model: Path) -> Service:
 
 def _scheduler(args: argparse.Namespace, model: Path) -> Service:
     addresses = (f"--listen={args.listen}", f"--admin-listen={args.admin_listen}")
-    fixed = (f"--model={model}", *addresses, f"--executor={_reachable(args.executor_listen)}")
+    journal = args.journal or _default_journal(args.listen)
+    executor = f"--executor={_reachable(args.executor_listen)}"
+    fixed = (f"--model={model}", *addresses, executor, f"--journal={journal}")
     return Service(
         "scheduler",
         ("scheduler_svc", *fixed, *_passed_on("scheduler", args), *args.scheduler_arg),
         _reachable(args.listen),
         args.drain_grace + _MARGIN_S,
     )
+
+
+def _default_journal(listen: str) -> Path:
+    """One for each port, in the place of the XDG base directory specification."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if os.path.isabs(state) else Path.home() / ".local/state"  # noqa: PTH117
+    return base / "citybus" / f"scheduler-{listen.rpartition(':')[2]}.journal"
 
 
 def _passed_on(service: str, args: argparse.Namespace) -> list[str]:

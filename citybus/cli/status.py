@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -16,11 +15,11 @@ from rich.text import Text
 
 from citybus.admin.v1 import admin_pb2 as pb
 from citybus.admin.v1 import admin_pb2_grpc as pb_grpc
+from citybus.cli.admin import add_admin_address
 from citybus.connection import channel_options
 from citybus.errors import CitybusError, from_rpc
 from citybus.failure import Failure
 
-DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
 _TIMEOUT_S = 10.0
 
 
@@ -35,12 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="seconds between two readings, whose difference gives the rates; at least 0.05 (default: 1)",
     )
-    parser.add_argument(
-        "--admin-address",
-        metavar="HOST:PORT",
-        default=os.environ.get("CITYBUS_ADMIN_ADDRESS", DEFAULT_ADMIN_ADDRESS),
-        help=f"admin address of the scheduler (default: CITYBUS_ADMIN_ADDRESS, or {DEFAULT_ADMIN_ADDRESS})",
-    )
+    add_admin_address(parser)
     parser.set_defaults(run=run)
 
 

@@ -24,45 +24,51 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63itybus/v1/generation.proto\x12\ncitybus.v1\"\xbf\x03\n\x0fGenerateRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x16.citybus.v1.ChatPromptH\x00\x12)\n\x06tokens\x18\x05 \x01(\x0b\x32\x17.citybus.v1.TokenPromptH\x00\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.citybus.v1.SamplingParams\x12(\n\x08stopping\x18\x07 \x01(\x0b\x32\x16.citybus.v1.StopParams\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x1a\n\rtime_limit_ms\x18\n \x01(\rH\x02\x88\x01\x01\x12\x17\n\ncache_salt\x18\x0b \x01(\tH\x03\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x0c \x01(\x08H\x04\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_request_idB\x10\n\x0e_time_limit_msB\r\n\x0b_cache_saltB\x16\n\x14_skip_special_tokens\"7\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.citybus.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xb0\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seed\"n\n\nStopParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x42\r\n\x0b_max_tokens\"l\n\x10GenerateResponse\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\"\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x12.citybus.v1.Finish\"\xb6\x01\n\x06\x46inish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.citybus.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x02 \x01(\rH\x00\x12\x13\n\tstop_text\x18\x03 \x01(\tH\x00\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.citybus.v1.Usage\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.citybus.v1.TimingsB\x0c\n\nstopped_by\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"F\n\x07Timings\x12\x11\n\tqueued_ms\x18\x01 \x01(\x01\x12\x16\n\x0e\x66irst_token_ms\x18\x02 \x01(\x01\x12\x10\n\x08total_ms\x18\x03 \x01(\x01\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.citybus.v1.Model\"[\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\"e\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.citybus.v1.ChatPromptH\x00\x42\x08\n\x06prompt\")\n\x13\x43ountTokensResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r*\x98\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x32\xf9\x01\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.citybus.v1.GenerateRequest\x1a\x1c.citybus.v1.GenerateResponse0\x01\x12K\n\nListModels\x12\x1d.citybus.v1.ListModelsRequest\x1a\x1e.citybus.v1.ListModelsResponse\x12N\n\x0b\x43ountTokens\x12\x1e.citybus.v1.CountTokensRequest\x1a\x1f.citybus.v1.CountTokensResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63itybus/v1/generation.proto\x12\ncitybus.v1\"\xf7\x03\n\x0fGenerateRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x16.citybus.v1.ChatPromptH\x00\x12)\n\x06tokens\x18\x05 \x01(\x0b\x32\x17.citybus.v1.TokenPromptH\x00\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.citybus.v1.SamplingParams\x12(\n\x08stopping\x18\x07 \x01(\x0b\x32\x16.citybus.v1.StopParams\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x1a\n\rtime_limit_ms\x18\n \x01(\rH\x02\x88\x01\x01\x12\x17\n\ncache_salt\x18\x0b \x01(\tH\x03\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x0c \x01(\x08H\x04\x88\x01\x01\x12\x1f\n\x12reconnect_grace_ms\x18\r \x01(\rH\x05\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_request_idB\x10\n\x0e_time_limit_msB\r\n\x0b_cache_saltB\x16\n\x14_skip_special_tokensB\x15\n\x13_reconnect_grace_ms\"G\n\rAttachRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nnext_index\x18\x03 \x01(\r\"3\n\rCancelRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"7\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.citybus.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xb0\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seed\"n\n\nStopParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x42\r\n\x0b_max_tokens\"l\n\x10GenerateResponse\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\"\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x12.citybus.v1.Finish\"\xb6\x01\n\x06\x46inish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.citybus.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x02 \x01(\rH\x00\x12\x13\n\tstop_text\x18\x03 \x01(\tH\x00\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.citybus.v1.Usage\x12$\n\x07timings\x18\x05 \x01(\x0b\x32\x13.citybus.v1.TimingsB\x0c\n\nstopped_by\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"F\n\x07Timings\x12\x11\n\tqueued_ms\x18\x01 \x01(\x01\x12\x16\n\x0e\x66irst_token_ms\x18\x02 \x01(\x01\x12\x10\n\x08total_ms\x18\x03 \x01(\x01\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.citybus.v1.Model\"[\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\"e\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.citybus.v1.ChatPromptH\x00\x42\x08\n\x06prompt\")\n\x13\x43ountTokensResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r*\x98\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x32\xff\x02\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.citybus.v1.GenerateRequest\x1a\x1c.citybus.v1.GenerateResponse0\x01\x12\x43\n\x06\x41ttach\x12\x19.citybus.v1.AttachRequest\x1a\x1c.citybus.v1.GenerateResponse0\x01\x12?\n\x06\x43\x61ncel\x12\x19.citybus.v1.CancelRequest\x1a\x1a.citybus.v1.CancelResponse\x12K\n\nListModels\x12\x1d.citybus.v1.ListModelsRequest\x1a\x1e.citybus.v1.ListModelsResponse\x12N\n\x0b\x43ountTokens\x12\x1e.citybus.v1.CountTokensRequest\x1a\x1f.citybus.v1.CountTokensResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'citybus.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1682
-  _globals['_FINISHREASON']._serialized_end=1834
+  _globals['_FINISHREASON']._serialized_start=1882
+  _globals['_FINISHREASON']._serialized_end=2034
   _globals['_GENERATEREQUEST']._serialized_start=44
-  _globals['_GENERATEREQUEST']._serialized_end=491
-  _globals['_CHATPROMPT']._serialized_start=493
-  _globals['_CHATPROMPT']._serialized_end=548
-  _globals['_CHATMESSAGE']._serialized_start=550
-  _globals['_CHATMESSAGE']._serialized_end=594
-  _globals['_TOKENPROMPT']._serialized_start=596
-  _globals['_TOKENPROMPT']._serialized_end=622
-  _globals['_SAMPLINGPARAMS']._serialized_start=625
-  _globals['_SAMPLINGPARAMS']._serialized_end=801
-  _globals['_STOPPARAMS']._serialized_start=803
-  _globals['_STOPPARAMS']._serialized_end=913
-  _globals['_GENERATERESPONSE']._serialized_start=915
-  _globals['_GENERATERESPONSE']._serialized_end=1023
-  _globals['_FINISH']._serialized_start=1026
-  _globals['_FINISH']._serialized_end=1208
-  _globals['_USAGE']._serialized_start=1210
-  _globals['_USAGE']._serialized_end=1290
-  _globals['_TIMINGS']._serialized_start=1292
-  _globals['_TIMINGS']._serialized_end=1362
-  _globals['_LISTMODELSREQUEST']._serialized_start=1364
-  _globals['_LISTMODELSREQUEST']._serialized_end=1383
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1385
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1440
-  _globals['_MODEL']._serialized_start=1442
-  _globals['_MODEL']._serialized_end=1533
-  _globals['_COUNTTOKENSREQUEST']._serialized_start=1535
-  _globals['_COUNTTOKENSREQUEST']._serialized_end=1636
-  _globals['_COUNTTOKENSRESPONSE']._serialized_start=1638
-  _globals['_COUNTTOKENSRESPONSE']._serialized_end=1679
-  _globals['_GENERATIONSERVICE']._serialized_start=1837
-  _globals['_GENERATIONSERVICE']._serialized_end=2086
+  _globals['_GENERATEREQUEST']._serialized_end=547
+  _globals['_ATTACHREQUEST']._serialized_start=549
+  _globals['_ATTACHREQUEST']._serialized_end=620
+  _globals['_CANCELREQUEST']._serialized_start=622
+  _globals['_CANCELREQUEST']._serialized_end=673
+  _globals['_CANCELRESPONSE']._serialized_start=675
+  _globals['_CANCELRESPONSE']._serialized_end=691
+  _globals['_CHATPROMPT']._serialized_start=693
+  _globals['_CHATPROMPT']._serialized_end=748
+  _globals['_CHATMESSAGE']._serialized_start=750
+  _globals['_CHATMESSAGE']._serialized_end=794
+  _globals['_TOKENPROMPT']._serialized_start=796
+  _globals['_TOKENPROMPT']._serialized_end=822
+  _globals['_SAMPLINGPARAMS']._serialized_start=825
+  _globals['_SAMPLINGPARAMS']._serialized_end=1001
+  _globals['_STOPPARAMS']._serialized_start=1003
+  _globals['_STOPPARAMS']._serialized_end=1113
+  _globals['_GENERATERESPONSE']._serialized_start=1115
+  _globals['_GENERATERESPONSE']._serialized_end=1223
+  _globals['_FINISH']._serialized_start=1226
+  _globals['_FINISH']._serialized_end=1408
+  _globals['_USAGE']._serialized_start=1410
+  _globals['_USAGE']._serialized_end=1490
+  _globals['_TIMINGS']._serialized_start=1492
+  _globals['_TIMINGS']._serialized_end=1562
+  _globals['_LISTMODELSREQUEST']._serialized_start=1564
+  _globals['_LISTMODELSREQUEST']._serialized_end=1583
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1585
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1640
+  _globals['_MODEL']._serialized_start=1642
+  _globals['_MODEL']._serialized_end=1733
+  _globals['_COUNTTOKENSREQUEST']._serialized_start=1735
+  _globals['_COUNTTOKENSREQUEST']._serialized_end=1836
+  _globals['_COUNTTOKENSRESPONSE']._serialized_start=1838
+  _globals['_COUNTTOKENSRESPONSE']._serialized_end=1879
+  _globals['_GENERATIONSERVICE']._serialized_start=2037
+  _globals['_GENERATIONSERVICE']._serialized_end=2420
 # @@protoc_insertion_point(module_scope)

@@ -69,6 +69,7 @@ class GenerateRequest(_message.Message):
     TIME_LIMIT_MS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    RECONNECT_GRACE_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of this request, chosen by the caller: 1 to 128 printable ASCII characters without spaces. Absent: the
     server makes one. While a request of this tenant with the same id is live, a second gets ALREADY_EXISTS.
@@ -89,6 +90,10 @@ class GenerateRequest(_message.Message):
     """
     skip_special_tokens: _builtins.bool
     """Leave special tokens (but never the one that ended the answer) out of the text. Default true."""
+    reconnect_grace_ms: _builtins.int
+    """How long the request goes on without a reader after its stream broke, for Attach to come; at most an hour.
+    Absent or 0: not at all. While nobody reads it, the same request sent again joins it from its first token on.
+    """
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """A conversation, rendered with the model's own chat template."""
@@ -120,13 +125,16 @@ class GenerateRequest(_message.Message):
         time_limit_ms: _builtins.int | None = ...,
         cache_salt: _builtins.str | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
+        reconnect_grace_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "cache_salt", b"cache_salt", "chat", b"chat", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_reconnect_grace_ms", b"_reconnect_grace_ms", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "cache_salt", b"cache_salt", "chat", b"chat", "prompt", b"prompt", "reconnect_grace_ms", b"reconnect_grace_ms", "request_id", b"request_id", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "tenant", b"tenant", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_reconnect_grace_ms", b"_reconnect_grace_ms", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "priority", b"priority", "prompt", b"prompt", "reconnect_grace_ms", b"reconnect_grace_ms", "request_id", b"request_id", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "tenant", b"tenant", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
+    _WhichOneofReturnType__reconnect_grace_ms: _TypeAlias = _typing.Literal["reconnect_grace_ms"]  # noqa: Y015
+    _WhichOneofArgType__reconnect_grace_ms: _TypeAlias = _typing.Literal["_reconnect_grace_ms", b"_reconnect_grace_ms"]  # noqa: Y015
     _WhichOneofReturnType__request_id: _TypeAlias = _typing.Literal["request_id"]  # noqa: Y015
     _WhichOneofArgType__request_id: _TypeAlias = _typing.Literal["_request_id", b"_request_id"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
@@ -138,6 +146,8 @@ class GenerateRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reconnect_grace_ms) -> _WhichOneofReturnType__reconnect_grace_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__request_id) -> _WhichOneofReturnType__request_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
@@ -147,6 +157,79 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class AttachRequest(_message.Message):
+    """Asks for the rest of an answer. Whoever knows tenant and id may ask: choose ids that cannot be guessed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NEXT_INDEX_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """As in the request."""
+    request_id: _builtins.str
+    """As in the request, or from the initial metadata."""
+    next_index: _builtins.int
+    """Index of the first token wanted: the number of tokens received so far. The text starts where theirs ended."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        next_index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_index", b"next_index", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
+
+@_typing.final
+class CancelRequest(_message.Message):
+    """Ends a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """As in the request."""
+    request_id: _builtins.str
+    """As in the request, or from the initial metadata."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
+
+@_typing.final
+class CancelResponse(_message.Message):
+    """The request has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelResponse: _TypeAlias = CancelResponse  # noqa: Y015
 
 @_typing.final
 class ChatPrompt(_message.Message):

@@ -40,6 +40,16 @@ class GenerationServiceStub:
                 request_serializer=citybus_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=citybus_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_stream(
+                '/citybus.v1.GenerationService/Attach',
+                request_serializer=citybus_dot_v1_dot_generation__pb2.AttachRequest.SerializeToString,
+                response_deserializer=citybus_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/citybus.v1.GenerationService/Cancel',
+                request_serializer=citybus_dot_v1_dot_generation__pb2.CancelRequest.SerializeToString,
+                response_deserializer=citybus_dot_v1_dot_generation__pb2.CancelResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/citybus.v1.GenerationService/ListModels',
                 request_serializer=citybus_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
@@ -57,8 +67,26 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Streams the tokens of one answer. Closing the call cancels the request. The request id travels back in
+        """Streams the tokens of one answer. Closing the call cancels the request, at once or after reconnect_grace_ms. The request id travels back in
         the initial metadata key "citybus-request-id" as soon as the request is accepted.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request, context):
+        """Streams the rest of an answer whose stream broke, from any token on. An answer has one reader: the older stream
+        ends with ABORTED. NOT_FOUND where no such request is live or has ended lately.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Ends a live request, whoever reads it. Nothing happens where there is none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,6 +113,16 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=citybus_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=citybus_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=citybus_dot_v1_dot_generation__pb2.AttachRequest.FromString,
+                    response_serializer=citybus_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=citybus_dot_v1_dot_generation__pb2.CancelRequest.FromString,
+                    response_serializer=citybus_dot_v1_dot_generation__pb2.CancelResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -125,6 +163,60 @@ class GenerationService:
             '/citybus.v1.GenerationService/Generate',
             citybus_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             citybus_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/citybus.v1.GenerationService/Attach',
+            citybus_dot_v1_dot_generation__pb2.AttachRequest.SerializeToString,
+            citybus_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/citybus.v1.GenerationService/Cancel',
+            citybus_dot_v1_dot_generation__pb2.CancelRequest.SerializeToString,
+            citybus_dot_v1_dot_generation__pb2.CancelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,9 +34,18 @@ class GenerationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
-    """Streams the tokens of one answer. Closing the call cancels the request. The request id travels back in
+    """Streams the tokens of one answer. Closing the call cancels the request, at once or after reconnect_grace_ms. The request id travels back in
     the initial metadata key "citybus-request-id" as soon as the request is accepted.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
+    Attach: _grpc.UnaryStreamMultiCallable[_generation_pb2.AttachRequest, _generation_pb2.GenerateResponse]
+    """Streams the rest of an answer whose stream broke, from any token on. An answer has one reader: the older stream
+    ends with ABORTED. NOT_FOUND where no such request is live or has ended lately.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+    """
+    Cancel: _grpc.UnaryUnaryMultiCallable[_generation_pb2.CancelRequest, _generation_pb2.CancelResponse]
+    """Ends a live request, whoever reads it. Nothing happens where there is none."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ListModelsRequest, _generation_pb2.ListModelsResponse]
     """Lists the models this server answers for."""
     CountTokens: _grpc.UnaryUnaryMultiCallable[_generation_pb2.CountTokensRequest, _generation_pb2.CountTokensResponse]
@@ -48,9 +57,18 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Streams the tokens of one answer. Closing the call cancels the request. The request id travels back in
+    """Streams the tokens of one answer. Closing the call cancels the request, at once or after reconnect_grace_ms. The request id travels back in
     the initial metadata key "citybus-request-id" as soon as the request is accepted.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
+    Attach: _aio.UnaryStreamMultiCallable[_generation_pb2.AttachRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
+    """Streams the rest of an answer whose stream broke, from any token on. An answer has one reader: the older stream
+    ends with ABORTED. NOT_FOUND where no such request is live or has ended lately.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+    """
+    Cancel: _aio.UnaryUnaryMultiCallable[_generation_pb2.CancelRequest, _generation_pb2.CancelResponse]  # type: ignore[assignment]
+    """Ends a live request, whoever reads it. Nothing happens where there is none."""
     ListModels: _aio.UnaryUnaryMultiCallable[_generation_pb2.ListModelsRequest, _generation_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models this server answers for."""
     CountTokens: _aio.UnaryUnaryMultiCallable[_generation_pb2.CountTokensRequest, _generation_pb2.CountTokensResponse]  # type: ignore[assignment]
@@ -65,9 +83,30 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
-        """Streams the tokens of one answer. Closing the call cancels the request. The request id travels back in
+        """Streams the tokens of one answer. Closing the call cancels the request, at once or after reconnect_grace_ms. The request id travels back in
         the initial metadata key "citybus-request-id" as soon as the request is accepted.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
+
+    @_abc_1.abstractmethod
+    def Attach(
+        self,
+        request: _generation_pb2.AttachRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
+        """Streams the rest of an answer whose stream broke, from any token on. An answer has one reader: the older stream
+        ends with ABORTED. NOT_FOUND where no such request is live or has ended lately.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+        """
+
+    @_abc_1.abstractmethod
+    def Cancel(
+        self,
+        request: _generation_pb2.CancelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_pb2.CancelResponse, _abc.Awaitable[_generation_pb2.CancelResponse]]:
+        """Ends a live request, whoever reads it. Nothing happens where there is none."""
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.step import BlockCopy, SealedBlock
@@ -56,6 +58,24 @@ class BlockManager:
         """Blocks by state."""
         return PoolCounts(self._pool.num_free, self._pool.num_cached, self._pool.num_held)
 
+    def adopt(self, sequences: Iterable[Sequence], cached: Iterable[SealedBlock]) -> list[SealedBlock]:
+        """Take over a pool in use; returns the names that are news to the executor, which knows `cached`.
+
+        `sequences` have their block tables. What a block holds that they share is read off their tokens; of a block
+        that nobody holds only the name is known.
+        """
+        names = {seal.block_id: seal.content_hash for seal in cached}
+        holders: Counter[int] = Counter()
+        sealed: list[SealedBlock] = []
+        for sequence in sequences:
+            holders.update(sequence.block_table)
+            sealed += [seal for seal in self.seal(sequence) if names.get(seal.block_id) != seal.content_hash]
+        # The newest first: the end of a prefix has its name after the beginning, and is worth less.
+        unheld = [block for block in reversed(names) if block not in holders]
+        kept = [block for block in unheld if self._cache.insert(block, CachedBlock(b"", (), 0, names[block]))]
+        self._pool.adopt(holders, kept)
+        return sealed
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that many tokens take."""
         return -(-num_tokens // self._block_size)
@@ -79,6 +99,22 @@ class BlockManager:
         start = len(blocks) * self._block_size
         rest = sequence.tokens[start : min(start + self._block_size, usable)]
         return PrefixHit(tuple(blocks), self._cache.find_partial(parent, rest, step))
+
+    def num_cached_tokens(self, sequence: Sequence) -> int:
+        """Leading tokens the cache holds in whole blocks, short of the last token. Changes nothing a plan depends on.
+
+        Cheap: looks only around where the last answer ended. A block reclaimed further ahead goes unnoticed for a
+        while; the end of a prefix is normally reclaimed first.
+        """
+        count = min(sequence.num_cached_blocks, (len(sequence.tokens) - 1) // self._block_size)
+        while count > 0 and self._cache.find(self._name(sequence, count - 1)) is None:
+            count -= 1
+        while (count + 1) * self._block_size < len(sequence.tokens):
+            if self._cache.find(self._name(sequence, count)) is None:
+                break
+            count += 1
+        sequence.num_cached_blocks = count
+        return count * self._block_size
 
     def cost(self, sequence: Sequence, hit: PrefixHit) -> int:
         """Available blocks it takes to compute all known tokens of the sequence, starting from `hit`."""

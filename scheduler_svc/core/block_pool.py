@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Mapping
 
 
 class BlockPool:
@@ -68,6 +69,13 @@ class BlockPool:
             self._cached[block] = None
         else:
             self._free.append(block)
+
+    def adopt(self, holders: Mapping[int, int], cached: Iterable[int]) -> None:
+        """Take over a pool in use: block -> how many hold it, and the cached ones, the first to be reused first."""
+        every = range(self.num_blocks)
+        self._holders = [holders.get(block, 0) for block in every]
+        self._cached = dict.fromkeys(cached)
+        self._free = deque(block for block in every if not self._holders[block] and block not in self._cached)
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless every block is in exactly one state."""

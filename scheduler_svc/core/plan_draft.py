@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from common.step import BlockCopy, NewSequence, ScheduledSequence, SealedBlock
+from common.step import BlockCopy, NewSequence, ScheduledSequence, SealedBlock, StepPlan
 from scheduler_svc.core.policy import Charge
 from scheduler_svc.core.sequence import Sequence
 
@@ -30,11 +31,28 @@ class PlanDraft:
     new_drawing: list[Sequence] = field(default_factory=list)
     known_drawing: list[Sequence] = field(default_factory=list)
 
-    def take(self, sequence: Sequence, num_tokens: int) -> None:
+    def take(self, sequence: Sequence, num_tokens: int, num_drawn: int) -> None:
         """Spend tokens of the budget on a sequence."""
         self.tokens -= num_tokens
-        self.charges.append(Charge(sequence, num_tokens))
+        self.charges.append(Charge(sequence.view, num_tokens, num_drawn))
         self.computing.append(sequence)
+
+    def plan(self, term: int, finished_ids: Iterable[int], sealed: Iterable[SealedBlock]) -> StepPlan:
+        """The plan, with what has ended and what is sealed besides."""
+        return StepPlan(
+            term=term,
+            step=self.step,
+            new_sequences=tuple(self.new_sequences),
+            scheduled=tuple(self.scheduled),
+            finished_ids=tuple(finished_ids),
+            preempted_ids=tuple(sequence.sequence_id for sequence in self.preempted),
+            copies=tuple(self.copies),
+            sealed=tuple(sealed),
+        )
+
+    def in_flight(self) -> PlanInFlight:
+        """What is remembered of it."""
+        return PlanInFlight(self.step, self.new_drawing + self.known_drawing, self.computing)
 
 
 @dataclass(frozen=True, slots=True)

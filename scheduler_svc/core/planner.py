@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from common.step import ExecutorInfo, NewSequence, ScheduledSequence
 from scheduler_svc.core.block_manager import BlockManager, PrefixHit
+from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.plan_draft import PlanDraft
-from scheduler_svc.core.policy import Policy, PolicyFault, StepView
+from scheduler_svc.core.policy import StepView
 from scheduler_svc.core.roster import Roster
-from scheduler_svc.core.sequence import Sequence, Status
+from scheduler_svc.core.sequence import Sequence
 
 
 class Planner:
@@ -22,21 +23,36 @@ class Planner:
         self._roster = roster
         self._blocks = blocks
 
-    def fill(self, step: int, policy: Policy, now: float) -> PlanDraft:
-        """The draft of plan number `step`. Raises `PolicyFault` where the policy answers nonsense."""
+    def fill(self, step: int, policy: GuardedPolicy, now: float) -> PlanDraft:
+        """The draft of plan number `step`."""
         draft = PlanDraft(step, self._info.max_step_tokens, self._info.max_sequences)
         active = [sequence for sequence in self._roster.running if sequence.num_remaining > 0]
         active = self._make_room(active, policy, draft, now)
         draft.seats -= len(active)
         decodes = [sequence for sequence in active if sequence.num_remaining == 1]
+        prefills = [sequence for sequence in active if sequence.num_remaining > 1]
+        view = self._view(draft, decodes, prefills)
         self._schedule_decodes(decodes, draft)
-        prefill_tokens = self._prefill_tokens(policy, draft, len(decodes), now)
-        prefill_tokens -= self._schedule_prefills(active, prefill_tokens, draft)
-        if prefill_tokens > 0 and draft.seats > 0 and self._roster.waiting:
-            self._admit(policy, prefill_tokens, draft, now)
+        tokens = self._prefill_tokens(policy, view, draft, now)
+        if prefills and tokens > 0:
+            tokens -= self._continue_prefills(prefills, policy, view, tokens, draft, now)
+        if tokens > 0 and draft.seats > 0 and self._roster.waiting:
+            self._admit(policy, view, tokens, draft, now)
         return draft
 
-    def _make_room(self, active: list[Sequence], policy: Policy, draft: PlanDraft, now: float) -> list[Sequence]:
+    def _view(self, draft: PlanDraft, decodes: list[Sequence], prefills: list[Sequence]) -> StepView:
+        return StepView(
+            max_tokens=draft.tokens,
+            num_decodes=len(decodes),
+            num_prefills=len(prefills),
+            num_running=len(self._roster.running),
+            num_waiting=len(self._roster.waiting),
+            num_seats=draft.seats,
+            num_blocks=self._info.num_blocks,
+            block_size=self._info.block_size,
+        )
+
+    def _make_room(self, active: list[Sequence], policy: GuardedPolicy, draft: PlanDraft, now: float) -> list[Sequence]:
         """Preempt until everybody who runs can have the block they need next; returns those who still run.
 
         The eldest is never a victim, so that whatever a policy says, somebody gets to the end.
@@ -45,9 +61,8 @@ class Planner:
         survivors = list(active)
         while len(survivors) > 1 and needed > self._blocks.num_available + self._blocks.num_fenced:
             candidates = survivors[1:]
-            victim = policy.victim(candidates, now)
-            if not isinstance(victim, Sequence) or victim not in candidates:
-                raise PolicyFault(f"policy {policy.name} chose a victim that is not one of the candidates")
+            chosen = policy.victim(tuple(sequence.view for sequence in candidates), now)
+            victim = next(sequence for sequence in candidates if sequence.view is chosen)
             needed -= self._blocks.room(victim) == 0
             survivors.remove(victim)
             self._preempt(victim, draft, now)
@@ -69,23 +84,33 @@ class Planner:
             if self._storable(sequence) > 0:
                 self._schedule(sequence, 1, draft)
 
-    def _prefill_tokens(self, policy: Policy, draft: PlanDraft, num_decodes: int, now: float) -> int:
+    def _prefill_tokens(self, policy: GuardedPolicy, view: StepView, draft: PlanDraft, now: float) -> int:
         """Tokens for prefill chunks. Where nothing else is computed, a policy cannot refuse them all."""
-        wanted = policy.token_budget(StepView(self._info.max_step_tokens, num_decodes), now)
-        allowed = max(0, min(wanted, draft.tokens))
+        allowed = min(policy.token_budget(view, now), draft.tokens)
         return allowed if allowed or draft.computing else draft.tokens
 
-    def _schedule_prefills(self, active: list[Sequence], prefill_tokens: int, draft: PlanDraft) -> int:
-        """Continue prefills in order of arrival; returns the tokens spent."""
+    def _continue_prefills(
+        self,
+        prefills: list[Sequence],
+        policy: GuardedPolicy,
+        view: StepView,
+        tokens: int,
+        draft: PlanDraft,
+        now: float,
+    ) -> int:
+        """Continue prefills in the policy's order; returns the tokens spent."""
+        if draft.seats > 0 and self._roster.waiting:
+            tokens = max(1, tokens - policy.boarding_reserve(view, now))
+        by_id = {sequence.sequence_id: sequence for sequence in prefills}
         spent = 0
-        for sequence in active:
-            if spent >= prefill_tokens:
+        for chosen in policy.prefill_order(tuple(sequence.view for sequence in prefills), now):
+            if spent >= tokens:
                 break
-            if sequence.num_remaining > 1 and sequence.last_step != draft.step:
-                num_tokens = min(sequence.num_remaining, prefill_tokens - spent, self._storable(sequence))
-                if num_tokens > 0:
-                    self._schedule(sequence, num_tokens, draft)
-                spent += num_tokens
+            sequence = by_id[chosen.sequence_id]
+            num_tokens = min(sequence.num_remaining, tokens - spent, self._storable(sequence))
+            if num_tokens > 0:
+                self._schedule(sequence, num_tokens, draft)
+            spent += num_tokens
         return spent
 
     def _storable(self, sequence: Sequence) -> int:
@@ -97,13 +122,14 @@ class Planner:
         draft.scheduled.append(ScheduledSequence(sequence.sequence_id, num_tokens, grown))
         self._advance(sequence, num_tokens, draft, draft.known_drawing)
 
-    def _admit(self, policy: Policy, prefill_tokens: int, draft: PlanDraft, now: float) -> None:
+    def _admit(self, policy: GuardedPolicy, view: StepView, prefill_tokens: int, draft: PlanDraft, now: float) -> None:
         """Board waiting sequences while there are seats, tokens, and blocks for all they have to compute."""
         promised = sum(self._promised(sequence) for sequence in self._roster.running)
-        for view in policy.admission_order(list(self._roster.waiting), now):
-            sequence = self._roster.get(view.sequence_id)
-            if sequence is None or sequence.status is not Status.WAITING:
-                raise PolicyFault(f"policy {policy.name} admits a sequence that does not wait")
+        waiting = tuple(sequence.view for sequence in self._roster.waiting)
+        alone = not self._roster.running and not draft.computing
+        for chosen in policy.admission_order(waiting, view, now, alone=alone):
+            sequence = self._roster.get(chosen.sequence_id)
+            assert sequence is not None, "the guard lets only those pass who wait"
             hit = self._boarding_hit(sequence, draft.step, promised)
             if hit is None:
                 break
@@ -162,8 +188,9 @@ class Planner:
     def _advance(self, sequence: Sequence, num_tokens: int, draft: PlanDraft, drawing: list[Sequence]) -> None:
         sequence.num_scheduled += num_tokens
         sequence.last_step = draft.step
-        draft.take(sequence, num_tokens)
-        if sequence.num_scheduled == sequence.num_planned:
+        draws = sequence.num_scheduled == sequence.num_planned
+        draft.take(sequence, num_tokens, int(draws))
+        if draws:
             sequence.num_pending += 1
             drawing.append(sequence)
         draft.sealed.extend(self._blocks.seal(sequence))

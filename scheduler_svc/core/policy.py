@@ -1,7 +1,8 @@
-"""The four decisions of a scheduling policy, each with a default.
+"""The decisions of a scheduling policy, each with a default.
 
 A policy is pure: it sees read-only views, does no I/O and has no clock (`now`, in seconds, is an argument). Memory
-safety, budgets and stop rules are the core's; what a policy answers can make the service unfair, never wrong.
+safety, budgets and stop rules are the core's; what a policy answers can make the service unfair, never wrong, and one
+that fails is replaced (`scheduler_svc.core.guard`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 
 class SequenceView(Protocol):
@@ -40,40 +41,72 @@ class SequenceView(Protocol):
         """Tokens of the prompt."""
 
     @property
+    def max_output_tokens(self) -> int:
+        """Most tokens it may generate: what was asked for and what fits."""
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
 
     @property
     def num_remaining(self) -> int:
-        """Tokens to compute before its next token can be drawn."""
+        """Tokens to compute before its next token can be drawn, were nothing cached."""
+
+    @property
+    def num_uncached_tokens(self) -> int:
+        """`num_remaining` without what the prefix cache holds in whole blocks; cheap to ask again."""
+
+    @property
+    def waiting_since(self) -> float:
+        """When it began to wait: its arrival, or its last preemption."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """What a policy sees of a step: `max_tokens` can be computed, `num_decodes` sequences want one token each."""
+    """What a policy sees of a step.
+
+    `max_tokens` can be computed. Of the running sequences, `num_decodes` want one token each and `num_prefills` more.
+    `num_seats` are free. The pool has `num_blocks` blocks of `block_size` tokens.
+    """
 
     max_tokens: int
     num_decodes: int
+    num_prefills: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_seats: int = 0
+    num_blocks: int = 0
+    block_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A plan computes `num_tokens` tokens for `sequence`."""
+    """A plan computes `num_tokens` tokens for `sequence`, and draws `num_drawn` new ones (0 or 1)."""
 
     sequence: SequenceView
     num_tokens: int
+    num_drawn: int = 0
 
 
-class PolicyFault(ValueError):
-    """A policy answered nonsense; the message says what."""
+@dataclass(frozen=True, slots=True)
+class NoParameters:
+    """There is nothing to set."""
 
 
 class Policy:
-    """First come, first served; a policy overrides what it decides otherwise."""
+    """First come, first served; a policy overrides what it decides otherwise.
 
-    name = "fcfs"
+    `Parameters` is a frozen dataclass with a default for every field; its `__post_init__` raises ValueError where a
+    value makes no sense.
+    """
 
-    def admission_order(self, waiting: ListOf[SequenceView], now: float) -> Iterable[SequenceView]:
+    name: ClassVar[str] = "fcfs"
+    Parameters: ClassVar[type[Any]] = NoParameters
+
+    def __init__(self, parameters: Any = None) -> None:
+        self.parameters = self.Parameters() if parameters is None else parameters
+
+    def admission_order(self, waiting: ListOf[SequenceView], step: StepView, now: float) -> Iterable[SequenceView]:
         """Who boards next: some or all of `waiting` (which is in order of arrival), each once.
 
         Boarding stops at the first that does not fit, so that nobody is passed over for being large.
@@ -81,12 +114,30 @@ class Policy:
         return waiting
 
     def token_budget(self, step: StepView, now: float) -> int:
-        """Tokens of this step for prefill chunks; decodes get theirs first."""
-        return step.max_tokens - step.num_decodes
+        """Tokens of this step for prefill chunks, 0 to `step.max_tokens`; decodes get theirs first."""
+        return max(0, step.max_tokens - step.num_decodes)
+
+    def boarding_reserve(self, step: StepView, now: float) -> int:
+        """How many of the prefill tokens are kept from prefills under way, for who boards in this step.
+
+        0 to `step.max_tokens`. Asked only where there are both; one token at least goes on to the former.
+        """
+        return 0
+
+    def prefill_order(self, prefills: ListOf[SequenceView], now: float) -> Iterable[SequenceView]:
+        """In which order prefills under way (in order of arrival) are continued; who is left out comes last."""
+        return prefills
 
     def victim(self, running: ListOf[SequenceView], now: float) -> SequenceView:
         """Which of `running` (never empty, in order of arrival) gives up its blocks when the pool is full."""
         return running[-1]
+
+    def shed(self, waiting: ListOf[SequenceView], now: float) -> Iterable[SequenceView]:
+        """Who of `waiting` cannot be served in time and ends now, as if its time limit had passed.
+
+        Only requests with a time limit that have never run can be shed.
+        """
+        return ()
 
     def charge(self, charges: ListOf[Charge], now: float) -> None:
         """What a step computes and for whom."""

@@ -33,7 +33,8 @@ def block_hash(key: bytes, parent: bytes, tokens: Sequence[int]) -> bytes:
 class CachedBlock:
     """What is known of a block: `tokens` after the prefix named `parent`, written by the plan number `step`.
 
-    `name` is the block's own hash where it is full, None where it is partly filled.
+    `name` is the block's own hash where it is full, None where it is partly filled. A block of which only the name is
+    known has no tokens: it is found by name, and never in part.
     """
 
     parent: bytes
@@ -89,7 +90,8 @@ class PrefixCache:
                 return False
             self._by_name[content.name] = block
         self._known[block] = content
-        self._children.setdefault((content.parent, content.tokens[0]), {})[block] = None
+        if content.tokens:
+            self._children.setdefault((content.parent, content.tokens[0]), {})[block] = None
         return True
 
     def forget(self, block: int) -> None:
@@ -99,6 +101,8 @@ class PrefixCache:
             return
         if content.name is not None:
             del self._by_name[content.name]
+        if not content.tokens:
+            return
         key = (content.parent, content.tokens[0])
         del self._children[key][block]
         if not self._children[key]:

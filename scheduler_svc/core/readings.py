@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler_svc.core.block_manager import PoolCounts
+from scheduler_svc.core.plan_draft import PlanDraft
 
 
 @dataclass(slots=True)
@@ -18,6 +19,16 @@ class Totals:
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+
+    def count(self, draft: PlanDraft, now: float) -> None:
+        """A step is planned; note when those who board for the first time did."""
+        self.steps += 1
+        self.preemptions += len(draft.preempted)
+        for sequence in draft.boarded:
+            if sequence.first_scheduled_at is None:
+                sequence.first_scheduled_at = now
+                self.prompt_tokens += sequence.num_prompt_tokens
+                self.cached_tokens += sequence.num_cached_tokens or 0
 
 
 @dataclass(frozen=True, slots=True)

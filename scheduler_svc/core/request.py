@@ -57,6 +57,11 @@ class Outcome:
     error: str | None = None
 
 
+def unserved(error: str) -> Outcome:
+    """The outcome of a request of which nothing was computed."""
+    return Outcome(FinishReason.ERROR, 0, 0, 0, 0, None, None, 0.0, error=error)
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
     """News of one sequence: `token_ids` are its outputs number `first_index`, `first_index` + 1 and so on."""
@@ -69,3 +74,14 @@ class SequenceUpdate:
 
 class NeverFits(ValueError):
     """The prompt leaves no room for one generated token in the context or in the whole pool."""
+
+    def __init__(self, num_prompt_tokens: int, room: int) -> None:
+        """`room` is how many tokens could follow the prompt: less than 1."""
+        super().__init__(
+            f"the prompt has {num_prompt_tokens} tokens, and a sequence holds {num_prompt_tokens + room} here, the"
+            " answer included: shorten the prompt"
+        )
+
+
+class WrongResult(ValueError):
+    """A result that does not belong to the oldest plan in flight: the session with the executor is broken."""

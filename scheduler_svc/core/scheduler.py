@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from common.step import ExecutorInfo, SealedBlock, StepPlan, StepResult
+from scheduler_svc.core.adoption import Residency, adopt, ending_of
 from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.guard import GuardedPolicy
+from scheduler_svc.core.invariants import check_roster
 from scheduler_svc.core.plan_draft import PlanDraft, PlanInFlight
 from scheduler_svc.core.planner import Planner
-from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.readings import Snapshot, Totals
-from scheduler_svc.core.request import FinishReason, NeverFits, Request, SequenceUpdate
+from scheduler_svc.core.request import FinishReason, NeverFits, Request, SequenceUpdate, WrongResult
 from scheduler_svc.core.roster import Roster
 from scheduler_svc.core.sequence import Sequence, Status
-
-
-class WrongResult(ValueError):
-    """A result that does not belong to the oldest plan in flight: the session with the executor is broken."""
+from scheduler_svc.core.view import view_of
 
 
 class Scheduler:
@@ -27,12 +27,12 @@ class Scheduler:
 
     Args:
         info: capacity, as the executor reported it.
-        policy: the four decisions.
+        policy: who boards, who computes how much, who gives way.
         term: the session's term, which every plan carries.
         window: most plans in flight.
     """
 
-    def __init__(self, info: ExecutorInfo, policy: Policy, *, term: int = 0, window: int = 2) -> None:
+    def __init__(self, info: ExecutorInfo, policy: GuardedPolicy, *, term: int = 0, window: int = 2) -> None:
         self.policy = policy
         self.totals = Totals()
         self._window = window
@@ -59,21 +59,26 @@ class Scheduler:
         """Whether a sequence is live or a result missing."""
         return len(self._roster) > 0 or bool(self._in_flight)
 
+    def live(self) -> list[Sequence]:
+        """The live sequences, eldest first."""
+        return self._roster.live()
+
     def max_output(self, num_prompt_tokens: int) -> int:
         """Most tokens that can follow a prompt of that length; under 1 where it can never be served."""
-        pool = self._info.num_blocks * self._info.block_size
-        return min(self._info.max_model_len, pool) - num_prompt_tokens
+        return min(self._info.max_model_len, self._info.num_blocks * self._info.block_size) - num_prompt_tokens
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises `NeverFits` where no token could follow its prompt."""
-        length = len(request.prompt)
-        room = self.max_output(length)
+    def add(self, request: Request, output: Iterable[int] = ()) -> None:
+        """Queue a request, with the tokens it has generated elsewhere: then `resume` or `reset` has to follow.
+
+        Raises `NeverFits` where no token could follow its prompt.
+        """
+        room = self.max_output(len(request.prompt))
         if room < 1:
-            raise NeverFits(
-                f"the prompt has {length} tokens, and a sequence holds {length + room} here, the answer included:"
-                " shorten the prompt"
-            )
-        self._roster.add(Sequence(request, min(room, request.max_tokens or room)))
+            raise NeverFits(len(request.prompt), room)
+        sequence = Sequence(request, min(room, request.max_tokens or room))
+        sequence.tokens.extend(output)
+        sequence.view = view_of(sequence, self._blocks)
+        self._roster.add(sequence)
         self.totals.accepted += 1
 
     def cancel(self, sequence_id: int, now: float) -> list[SequenceUpdate]:
@@ -91,8 +96,13 @@ class Scheduler:
         return [self._end(sequence, FinishReason.STOP, now, surplus=surplus)]
 
     def expire(self, now: float) -> list[SequenceUpdate]:
-        """End the sequences whose time limit has passed."""
-        return [self._end(sequence, FinishReason.DEADLINE, now) for sequence in self._roster.overdue(now)]
+        """End the sequences whose time limit has passed, and those that the policy sheds."""
+        late = self._roster.overdue(now)
+        if self.policy.sheds and self._roster.waiting:
+            waiting = tuple(sequence.view for sequence in self._roster.waiting)
+            shed = {view.sequence_id for view in self.policy.shed(waiting, now)}
+            late += [one for one in self._roster.waiting if one.sequence_id in shed and one not in late]
+        return [self._end(sequence, FinishReason.DEADLINE, now) for sequence in late]
 
     def next_deadline(self) -> float | None:
         """When the next time limit passes."""
@@ -108,57 +118,64 @@ class Scheduler:
         Tokens that plans in flight were to draw are drawn again, and come out the same. Ends, with an error, the
         sequences that do not fit the new capacity.
         """
+        return self.resume(info, term, Residency(), now)
+
+    def resume(self, info: ExecutorInfo, term: int, held: Residency, now: float) -> list[SequenceUpdate]:
+        """As `reset`, with an executor that still holds `held`: who is resident runs on, with nothing computed again.
+
+        Tokens that nobody has heard of are news now; who is resident and not known leaves with the next plan.
+        """
+        running = list(self._roster.running)
         self._connect(info, term)
-        for sequence in list(self._roster.running):
-            sequence.waiting_since = now
-            sequence.num_preemptions += 1
-            self.totals.preemptions += 1
+        self._step = held.last_step or self._step
+        for sequence in running:
             self._roster.wait_again(sequence)
         for sequence in self._roster.live():
-            sequence.forget_plans()
-            sequence.max_output = min(sequence.max_output, self.max_output(sequence.num_prompt_tokens))
-        misfits = [sequence for sequence in self._roster.live() if sequence.num_output_tokens >= sequence.max_output]
-        error = "the executor came back with less memory than this request needs: send it again"
-        return [self._end(sequence, FinishReason.ERROR, now, error=error) for sequence in misfits]
+            sequence.forget_plans(now)
+            sequence.view = view_of(sequence, self._blocks)
+        adoption = adopt(self._roster, self._blocks, held, now)
+        self._finished_ids, self._sealed = adoption.strangers, adoption.sealed
+        for sequence in running:
+            if not sequence.resident:
+                sequence.note_preemption(now)
+                self.totals.preemptions += 1
+        heard = [
+            self._learn(sequence, token, now)
+            for sequence, tokens in adoption.drawn
+            for token in tokens
+            if sequence.status is not Status.ENDED
+        ]
+        return heard + self._fit(now)
+
+    def _fit(self, now: float) -> list[SequenceUpdate]:
+        """End who had all its tokens when it came, and who does not fit the capacity any more."""
+        updates = []
+        for sequence in self._roster.live():
+            fits = self.max_output(sequence.num_prompt_tokens)
+            if (end := ending_of(sequence, fits)) is not None:
+                updates.append(self._end(sequence, end.reason, now, stop_token_id=end.stop_token_id, error=end.error))
+            sequence.max_output = min(sequence.max_output, fits)
+        return updates
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next plan, or None where the window is full or nothing can be done before the next result.
-
-        Raises `PolicyFault` where the policy answers nonsense.
-        """
+        """The next plan, or None where the window is full or nothing can be done before the next result."""
+        self.policy.settle()
         if len(self._in_flight) >= self._window:
             return None
         draft = self._planner.fill(self._step + 1, self.policy, now)
         if not draft.computing and not draft.preempted and not self._finished_ids:
             return None
-        self._count(draft, now)
+        self.totals.count(draft, now)
         self.policy.charge(draft.charges, now)
+        self.policy.watch(self._roster.waiting, draft.boarded, now)
         return self._send(draft)
 
-    def _count(self, draft: PlanDraft, now: float) -> None:
-        self.totals.steps += 1
-        self.totals.preemptions += len(draft.preempted)
-        for sequence in draft.boarded:
-            if sequence.first_scheduled_at is None:
-                sequence.first_scheduled_at = now
-                self.totals.prompt_tokens += sequence.num_prompt_tokens
-                self.totals.cached_tokens += sequence.num_cached_tokens or 0
-
     def _send(self, draft: PlanDraft) -> StepPlan:
-        plan = StepPlan(
-            term=self._term,
-            step=draft.step,
-            new_sequences=tuple(draft.new_sequences),
-            scheduled=tuple(draft.scheduled),
-            finished_ids=tuple(self._finished_ids),
-            preempted_ids=tuple(sequence.sequence_id for sequence in draft.preempted),
-            copies=tuple(draft.copies),
-            sealed=tuple(seal for seal in self._sealed + draft.sealed if self._blocks.is_known(seal)),
-        )
+        sealed = [seal for seal in self._sealed + draft.sealed if self._blocks.is_known(seal)]
+        plan = draft.plan(self._term, self._finished_ids, sealed)
         self._finished_ids, self._sealed = [], []
         self._step = draft.step
-        drawing = draft.new_drawing + draft.known_drawing
-        self._in_flight.append(PlanInFlight(draft.step, drawing, draft.computing))
+        self._in_flight.append(draft.in_flight())
         return plan
 
     def apply(self, result: StepResult, now: float) -> list[SequenceUpdate]:
@@ -226,12 +243,7 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raises AssertionError where the state contradicts itself (the design's invariants 1 to 4, 9 and 10)."""
-        self._roster.check_invariants()
-        self._blocks.check_invariants([sequence.block_table for sequence in self._roster.running])
-        for sequence in self._roster.running:
-            assert len(sequence.block_table) == self._blocks.blocks_for(sequence.num_scheduled), "a block too many"
-            assert sequence.num_scheduled <= sequence.num_planned, "more is computed than there is"
-        assert not any(sequence.block_table for sequence in self._roster.waiting), "a waiting sequence holds blocks"
+        check_roster(self._roster, self._blocks)
         assert len(self._in_flight) <= self._window, "too many plans are in flight"
         assert self.totals.accepted - self.totals.finished == len(self._roster), "a request has no or two outcomes"
         if not self.has_work:

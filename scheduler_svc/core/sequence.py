@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from scheduler_svc.core.policy import SequenceView
 from scheduler_svc.core.request import FinishReason, Outcome, Request
 
 
@@ -27,6 +28,8 @@ class Sequence:
         num_sealed: leading blocks offered to the prefix cache.
         last_step: number of the last plan that computes something for it; 0 where none has.
         max_output: most tokens it may generate: what was asked for and what fits.
+        num_cached_blocks: leading full blocks that the prefix cache had when it was last asked.
+        view: what policies are shown of it.
     """
 
     __slots__ = (
@@ -36,6 +39,7 @@ class Sequence:
         "first_token_at",
         "last_step",
         "max_output",
+        "num_cached_blocks",
         "num_cached_tokens",
         "num_pending",
         "num_preemptions",
@@ -45,6 +49,7 @@ class Sequence:
         "resident",
         "status",
         "tokens",
+        "view",
         "waiting_since",
     )
 
@@ -57,6 +62,8 @@ class Sequence:
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
         self.num_sealed = 0
+        self.num_cached_blocks = 0
+        self.view: SequenceView
         self.last_step = 0
         self.resident = False
         self.status = Status.WAITING
@@ -125,13 +132,21 @@ class Sequence:
         self.num_scheduled = 0
         self.num_sealed = 0
 
-    def forget_plans(self) -> None:
-        """Start over with an executor that knows nothing: the plans in flight will have no results."""
+    def forget_plans(self, now: float) -> None:
+        """Start over: the plans in flight will have no results. Tokens it has from elsewhere came by `now`."""
+        if self.num_output_tokens and self.first_token_at is None:
+            self.first_scheduled_at = self.first_token_at = now
+            self.num_cached_tokens = 0
         self.forget_blocks()
         self.block_hashes = []
         self.num_pending = 0
         self.last_step = 0
         self.resident = False
+
+    def note_preemption(self, now: float) -> None:
+        """It has lost its blocks, and waits again."""
+        self.waiting_since = now
+        self.num_preemptions += 1
 
     def outcome(
         self, reason: FinishReason, now: float, *, stop_token_id: int | None = None, error: str | None = None

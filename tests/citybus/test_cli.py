@@ -93,7 +93,7 @@ def test_generate_json_gives_a_line_a_message(served: Served) -> None:
     assert lines[:-1] == [
         {"first_index": 2 * i, "token_ids": [2 * i, 2 * i + 1], "text": text} for i, text in enumerate(ANSWER)
     ]
-    assert lines[-1]["request_id"] == "made-1"
+    assert lines[-1]["request_id"] == served.server.requests[0].request_id
     assert lines[-1]["finish"]["reason"] == "stop"
     assert lines[-1]["finish"]["usage"] == {"prompt_tokens": 7, "completion_tokens": 6, "cached_tokens": 4}
 

@@ -47,8 +47,14 @@ def test_complete_joins_the_deltas(served: Served) -> None:
         answer = client.complete(FRANCE)
     assert answer.text == "The capital of France is Paris."
     assert answer.token_ids == (0, 1, 2, 3, 4, 5)
-    assert answer.request_id == "made-1"
+    assert answer.request_id == served.server.requests[0].request_id
     assert answer.finish.usage.completion_tokens == 6
+
+
+def test_who_does_not_reconnect_leaves_the_id_to_the_server(served: Served) -> None:
+    with Client(served.address, reconnect=None) as client:
+        assert client.complete(FRANCE).request_id == "made-1"
+    assert not served.server.requests[0].HasField("reconnect_grace_ms")
 
 
 def test_finish_is_not_there_before_the_end(served: Served) -> None:

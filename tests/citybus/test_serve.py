@@ -41,7 +41,9 @@ class Serving:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"http_proxy": "http://127.0.0.1:1"},  # is for the web, and must not be asked
+            env=os.environ
+            | {"http_proxy": "http://127.0.0.1:1"}  # is for the web, and must not be asked
+            | {"XDG_STATE_HOME": str(model.parent / "state")},
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read)

@@ -286,7 +286,7 @@ async def test_reflection_describes_every_service() -> None:
     services, methods = await asyncio.to_thread(ask)
     await server.server.stop(None)
     assert services == {GENERATION, EXECUTOR, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-    assert methods == ["Generate", "ListModels", "CountTokens"]
+    assert methods == ["Generate", "Attach", "Cancel", "ListModels", "CountTokens"]
 
 
 async def test_a_second_server_on_the_port_cannot_start() -> None:

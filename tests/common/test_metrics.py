@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import StartupError
-from common.metrics import ExecutorMetrics, SchedulerMetrics, serve_metrics
+from common.metrics import MAX_TENANTS, ExecutorMetrics, SchedulerMetrics, serve_metrics
 
 SCHEDULER = {
     "num_requests_running": "gauge",
@@ -19,6 +19,13 @@ SCHEDULER = {
     "kv_blocks": "gauge",
     "executor_connected": "gauge",
     "policy_info": "gauge",
+    "policy_rollbacks": "counter",
+    "tenant_queue_time_seconds": "histogram",
+    "tenant_time_to_first_token_seconds": "histogram",
+    "tenant_inter_token_latency_seconds": "histogram",
+    "tenant_prompt_tokens": "counter",
+    "tenant_generation_tokens": "counter",
+    "tenant_preemptions": "counter",
     "prefix_cache_queries": "counter",
     "prefix_cache_hits": "counter",
     "prompt_tokens": "counter",
@@ -74,6 +81,15 @@ def test_one_policy_is_in_force() -> None:
     metrics.set_policy("priority")
     assert registry.get_sample_value("citybus:policy_info", {"policy": "priority"}) == 1
     assert registry.get_sample_value("citybus:policy_info", {"policy": "fcfs"}) is None
+
+
+def test_only_the_first_tenants_have_labels_of_their_own() -> None:
+    metrics = SchedulerMetrics(CollectorRegistry())
+    metrics.set_policy("fcfs")
+    labels = [metrics.tenant(f"t{number}")["tenant"] for number in range(MAX_TENANTS + 5)]
+    assert labels == [f"t{number}" for number in range(MAX_TENANTS)] + ["other"] * 5
+    metrics.set_policy("fair_share")
+    assert metrics.tenant("t0") == {"policy": "fair_share", "tenant": "t0"}
 
 
 def test_labelled_metrics_take_their_labels() -> None:

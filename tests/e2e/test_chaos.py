@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 from citybus import AsyncClient, Cancelled, Client, Unavailable
-from citybus.async_client import AsyncStream
+from citybus.async_stream import AsyncStream
 from citybus.messages import RequestOptions
 from tests.e2e.plan_log import journeys
 from tests.harness import Bus, canary, running_bus

@@ -12,10 +12,12 @@ from prometheus_client import CollectorRegistry
 
 from common.errors import CitybusError
 from common.metrics import SchedulerMetrics
-from common.step import ExecutorInfo, Sampling, StepPlan, StepResult
+from common.step import ExecutorInfo, ResidentPage, Sampling, StepPlan, StepResult
 from scheduler_svc.config import Config
+from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.request import Outcome, Request, SequenceUpdate
 from scheduler_svc.executor_client import SessionLost
+from scheduler_svc.journal import NoJournal
 from scheduler_svc.loop import SchedulerLoop
 from scheduler_svc.policies.fcfs import Fcfs
 from tests.fakes import FakeExecutor
@@ -38,6 +40,9 @@ class Session:
     async def receive(self) -> StepResult:
         return await self._results.get()
 
+    def cancel(self) -> None:
+        pass
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -57,6 +62,9 @@ class ExecutorInProcess:
 
     async def open(self, epoch: bytes, *, resume: bool, timeout_s: float) -> Session:
         return Session(self._executor, self._executor.open(epoch, resume), self._kills)
+
+    async def reconcile(self, timeout_s: float) -> list[ResidentPage]:
+        return list(self._executor.resident(64))
 
 
 class Ending:
@@ -85,8 +93,16 @@ async def running_loop(
     settings = Config(model=Path("unused"), **options)
     metrics = SchedulerMetrics(CollectorRegistry())
     client: Any = ExecutorInProcess(kills)
-    loop = SchedulerLoop(client, Fcfs(), settings, metrics, on_serving=on_serving, on_plan=lambda plan: None)
-    driving = asyncio.create_task(loop.run())
+    loop = SchedulerLoop(
+        client,
+        GuardedPolicy(Fcfs()),
+        settings,
+        metrics,
+        NoJournal(),
+        on_serving=on_serving,
+        on_plan=lambda plan: None,
+    )
+    driving = asyncio.create_task(loop.run(lambda info: []))
     try:
         await until(loop.info)
         yield loop

@@ -18,6 +18,7 @@ from typing import Any
 from citybus.executor.v1 import executor_pb2 as pb
 from common import wire
 from common.step import ExecutorInfo, Sampling, StepPlan, StepResult
+from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.request import Request, SequenceUpdate
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.policies import BUILT_IN
@@ -33,7 +34,7 @@ class Recorder(Scheduler):
     """A scheduler that writes down what it is told and what it answers."""
 
     def __init__(self, info: ExecutorInfo, policy: str, term: int, window: int) -> None:
-        super().__init__(info, BUILT_IN[policy](), term=term, window=window)
+        super().__init__(info, GuardedPolicy(BUILT_IN[policy]()), term=term, window=window)
         start = {"event": "start", "info": _info_text(info), "policy": policy, "term": term, "window": window}
         self.events: list[Event] = [start]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from citybus.v1 import generation_pb2_grpc
 from common.errors import CitybusError, InvalidRequest, Unavailable
 from common.grpc_server import ErrorInterceptor
 from common.metrics import SchedulerMetrics
+from scheduler_svc.acceptance import Acceptance
 from scheduler_svc.chat_template import ChatTemplate
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.frontend import GenerationServicer
+from scheduler_svc.journal import NoJournal
 from scheduler_svc.model_files import read_model_files
 from scheduler_svc.prompts import PromptEncoder
 from scheduler_svc.tokenizer import Tokenizer
@@ -80,7 +83,9 @@ def start(tmp_path: Path) -> Start:
         template = ChatTemplate(files.chat_template, files.special_tokens) if files.chat_template else None
         encoder, registry = PromptEncoder(Tokenizer(files), template), CollectorRegistry()
         loop = ScriptedLoop(script, ending)
-        servicer = GenerationServicer(loop, encoder, files.eos_token_ids, SchedulerMetrics(registry), **options)
+        metrics, clock = SchedulerMetrics(registry), options.get("clock", time.monotonic)
+        acceptance = Acceptance(encoder, files.eos_token_ids, metrics, options.pop("max_time_s", None), clock)
+        servicer = GenerationServicer(loop, encoder, acceptance, NoJournal(), metrics, **options)
         server = grpc.aio.server(interceptors=[ErrorInterceptor()])
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

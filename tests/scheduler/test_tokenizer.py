@@ -190,3 +190,12 @@ def test_F41_long_text_is_refused_piece_by_piece_only_where_it_is_too_long(text:
 
 def test_F41_short_text_is_encoded_whole_whatever_the_limit() -> None:
     assert len(tokenizer(byte_level()).encode_text("x" * 65_536, 64)) == 65_537
+
+
+def test_ids_that_the_tokenizer_lacks_give_no_text() -> None:
+    """A model may score more ids than its tokenizer has; our own spellings of control tokens are among those."""
+    backend = byte_level()
+    size = backend.get_vocab_size(with_added_tokens=True)
+    tokens = tokenizer(backend)
+    assert backend.id_to_token(size) is not None
+    assert tokens.token_bytes.join(range(size, size + 20)) == b""

@@ -60,6 +60,7 @@ def test_defaults() -> None:
         time_limit_s=None,
         cache_salt=None,
         skip_special_tokens=True,
+        grace_s=0.0,
     )
 
 
@@ -74,6 +75,7 @@ def test_every_field_arrives() -> None:
         tenant="team a",
         time_limit_ms=1500,
         cache_salt="",
+        reconnect_grace_ms=2500,
         skip_special_tokens=False,
     )
     assert call == GenerateCall(
@@ -89,6 +91,7 @@ def test_every_field_arrives() -> None:
         time_limit_s=1.5,
         cache_salt="",
         skip_special_tokens=False,
+        grace_s=2.5,
     )
 
 
@@ -218,6 +221,7 @@ def test_F10_values_at_the_edges() -> None:
         ({"priority": -1001}, "priority must be from -1000 to 1000"),
         ({"priority": -(2**31)}, "priority must be from -1000 to 1000"),
         ({"cache_salt": "é" * 65}, "cache_salt must be at most 128 bytes"),
+        ({"reconnect_grace_ms": 3_600_001}, "reconnect_grace_ms must be at most 3600000"),
     ],
 )
 def test_other_limits(fields: dict[str, Any], expected: str) -> None:

@@ -24,13 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63itybus/admin/v1/admin.proto\x12\x10\x63itybus.admin.v1\"\x12\n\x10GetStatusRequest\"\x91\x02\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x1a\n\x12\x65xecutor_connected\x18\x04 \x01(\x08\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x11\n\tuptime_ms\x18\x06 \x01(\x04\x12\x0f\n\x07running\x18\x07 \x01(\r\x12\x13\n\x0bmax_running\x18\x08 \x01(\r\x12\x0f\n\x07waiting\x18\t \x01(\r\x12*\n\x04pool\x18\n \x01(\x0b\x32\x1c.citybus.admin.v1.PoolStatus\x12(\n\x06totals\x18\x0b \x01(\x0b\x32\x18.citybus.admin.v1.Totals\"a\n\nPoolStatus\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\x12\x0c\n\x04held\x18\x04 \x01(\r\x12\x13\n\x0btokens_held\x18\x05 \x01(\x04\"\x98\x01\n\x06Totals\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x12\x10\n\x08\x66inished\x18\x02 \x01(\x04\x12\r\n\x05steps\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x04\x12\x15\n\rcached_tokens\x18\x05 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x06 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x07 \x01(\x04\x32\x64\n\x0c\x41\x64minService\x12T\n\tGetStatus\x12\".citybus.admin.v1.GetStatusRequest\x1a#.citybus.admin.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63itybus/admin/v1/admin.proto\x12\x10\x63itybus.admin.v1\"\x12\n\x10GetStatusRequest\"\x91\x02\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x1a\n\x12\x65xecutor_connected\x18\x04 \x01(\x08\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x11\n\tuptime_ms\x18\x06 \x01(\x04\x12\x0f\n\x07running\x18\x07 \x01(\r\x12\x13\n\x0bmax_running\x18\x08 \x01(\r\x12\x0f\n\x07waiting\x18\t \x01(\r\x12*\n\x04pool\x18\n \x01(\x0b\x32\x1c.citybus.admin.v1.PoolStatus\x12(\n\x06totals\x18\x0b \x01(\x0b\x32\x18.citybus.admin.v1.Totals\"a\n\nPoolStatus\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\x12\x0c\n\x04held\x18\x04 \x01(\r\x12\x13\n\x0btokens_held\x18\x05 \x01(\x04\"\x98\x01\n\x06Totals\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x12\x10\n\x08\x66inished\x18\x02 \x01(\x04\x12\r\n\x05steps\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x04\x12\x15\n\rcached_tokens\x18\x05 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x06 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x07 \x01(\x04\"\x15\n\x13ListPoliciesRequest\"F\n\x14ListPoliciesResponse\x12.\n\x08policies\x18\x01 \x03(\x0b\x32\x1c.citybus.admin.v1.PolicyInfo\"\xb0\x01\n\nPolicyInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12@\n\nparameters\x18\x04 \x03(\x0b\x32,.citybus.admin.v1.PolicyInfo.ParametersEntry\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x12\n\x10GetPolicyRequest\"\x9d\x01\n\x11GetPolicyResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12G\n\nparameters\x18\x02 \x03(\x0b\x32\x33.citybus.admin.v1.GetPolicyResponse.ParametersEntry\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9b\x01\n\x10SetPolicyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x46\n\nparameters\x18\x02 \x03(\x0b\x32\x32.citybus.admin.v1.SetPolicyRequest.ParametersEntry\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"#\n\x11SetPolicyResponse\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\t\"\x17\n\x15ReloadPoliciesRequest\"[\n\x16ReloadPoliciesResponse\x12\x0e\n\x06loaded\x18\x01 \x03(\t\x12\x31\n\x06\x66\x61ults\x18\x02 \x03(\x0b\x32!.citybus.admin.v1.PolicyFileFault\"/\n\x0fPolicyFileFault\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb6\x01\n\x13\x44ryRunPolicyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12I\n\nparameters\x18\x02 \x03(\x0b\x32\x35.citybus.admin.v1.DryRunPolicyRequest.ParametersEntry\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\r\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x84\x03\n\x14\x44ryRunPolicyResponse\x12\x16\n\x0e\x62oarding_steps\x18\x01 \x01(\r\x12\x13\n\x0bother_first\x18\x02 \x01(\r\x12\x0f\n\x07victims\x18\x03 \x01(\r\x12\x15\n\rother_victims\x18\x04 \x01(\r\x12M\n\x0cplace_change\x18\x05 \x03(\x0b\x32\x37.citybus.admin.v1.DryRunPolicyResponse.PlaceChangeEntry\x12P\n\x0ewait_change_ms\x18\x06 \x03(\x0b\x32\x38.citybus.admin.v1.DryRunPolicyResponse.WaitChangeMsEntry\x12\r\n\x05\x66\x61ult\x18\x07 \x01(\t\x1a\x32\n\x10PlaceChangeEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x33\n\x11WaitChangeMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x0e\n\x0c\x44rainRequest\"\"\n\rDrainResponse\x12\x11\n\tin_flight\x18\x01 \x01(\r\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"!\n\x10\x44umpStateRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"T\n\x11\x44umpStateResponse\x12\x30\n\x08requests\x18\x01 \x03(\x0b\x32\x1e.citybus.admin.v1.RequestState\x12\r\n\x05total\x18\x02 \x01(\r\"\xa3\x02\n\x0cRequestState\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x33\n\x05phase\x18\x02 \x01(\x0e\x32$.citybus.admin.v1.RequestState.Phase\x12\x0e\n\x06\x61ge_ms\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x0e\n\x06\x62locks\x18\x06 \x01(\r\x12\x13\n\x0bpreemptions\x18\x07 \x01(\r\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\"D\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_WAITING\x10\x01\x12\x11\n\rPHASE_RUNNING\x10\x02\"\x14\n\x12WatchEventsRequest\"\xea\x03\n\x13WatchEventsResponse\x12\x0f\n\x07unix_ms\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x39\n\x0epolicy_changed\x18\x03 \x01(\x0b\x32\x1f.citybus.admin.v1.PolicyChangedH\x00\x12@\n\x12policy_rolled_back\x18\x04 \x01(\x0b\x32\".citybus.admin.v1.PolicyRolledBackH\x00\x12\x30\n\tpreempted\x18\x05 \x01(\x0b\x32\x1b.citybus.admin.v1.PreemptedH\x00\x12\x41\n\x12\x65xecutor_connected\x18\x06 \x01(\x0b\x32#.citybus.admin.v1.ExecutorConnectedH\x00\x12\x37\n\rexecutor_lost\x18\x07 \x01(\x0b\x32\x1e.citybus.admin.v1.ExecutorLostH\x00\x12=\n\x10\x64raining_changed\x18\x08 \x01(\x0b\x32!.citybus.admin.v1.DrainingChangedH\x00\x12?\n\x11policies_reloaded\x18\t \x01(\x0b\x32\".citybus.admin.v1.PoliciesReloadedH\x00\x42\x07\n\x05\x65vent\"/\n\rPolicyChanged\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0e\n\x06\x62\x65\x66ore\x18\x02 \x01(\t\"B\n\x10PolicyRolledBack\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"/\n\tPreempted\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x13\n\x11\x45xecutorConnected\"\x0e\n\x0c\x45xecutorLost\"#\n\x0f\x44rainingChanged\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"\"\n\x10PoliciesReloaded\x12\x0e\n\x06loaded\x18\x01 \x03(\t2\xfe\x06\n\x0c\x41\x64minService\x12T\n\tGetStatus\x12\".citybus.admin.v1.GetStatusRequest\x1a#.citybus.admin.v1.GetStatusResponse\x12]\n\x0cListPolicies\x12%.citybus.admin.v1.ListPoliciesRequest\x1a&.citybus.admin.v1.ListPoliciesResponse\x12T\n\tGetPolicy\x12\".citybus.admin.v1.GetPolicyRequest\x1a#.citybus.admin.v1.GetPolicyResponse\x12T\n\tSetPolicy\x12\".citybus.admin.v1.SetPolicyRequest\x1a#.citybus.admin.v1.SetPolicyResponse\x12\x63\n\x0eReloadPolicies\x12\'.citybus.admin.v1.ReloadPoliciesRequest\x1a(.citybus.admin.v1.ReloadPoliciesResponse\x12]\n\x0c\x44ryRunPolicy\x12%.citybus.admin.v1.DryRunPolicyRequest\x1a&.citybus.admin.v1.DryRunPolicyResponse\x12H\n\x05\x44rain\x12\x1e.citybus.admin.v1.DrainRequest\x1a\x1f.citybus.admin.v1.DrainResponse\x12K\n\x06Resume\x12\x1f.citybus.admin.v1.ResumeRequest\x1a .citybus.admin.v1.ResumeResponse\x12T\n\tDumpState\x12\".citybus.admin.v1.DumpStateRequest\x1a#.citybus.admin.v1.DumpStateResponse\x12\\\n\x0bWatchEvents\x12$.citybus.admin.v1.WatchEventsRequest\x1a%.citybus.admin.v1.WatchEventsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'citybus.admin.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_POLICYINFO_PARAMETERSENTRY']._loaded_options = None
+  _globals['_POLICYINFO_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_GETPOLICYRESPONSE_PARAMETERSENTRY']._loaded_options = None
+  _globals['_GETPOLICYRESPONSE_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_SETPOLICYREQUEST_PARAMETERSENTRY']._loaded_options = None
+  _globals['_SETPOLICYREQUEST_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_DRYRUNPOLICYREQUEST_PARAMETERSENTRY']._loaded_options = None
+  _globals['_DRYRUNPOLICYREQUEST_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_DRYRUNPOLICYRESPONSE_PLACECHANGEENTRY']._loaded_options = None
+  _globals['_DRYRUNPOLICYRESPONSE_PLACECHANGEENTRY']._serialized_options = b'8\001'
+  _globals['_DRYRUNPOLICYRESPONSE_WAITCHANGEMSENTRY']._loaded_options = None
+  _globals['_DRYRUNPOLICYRESPONSE_WAITCHANGEMSENTRY']._serialized_options = b'8\001'
   _globals['_GETSTATUSREQUEST']._serialized_start=50
   _globals['_GETSTATUSREQUEST']._serialized_end=68
   _globals['_GETSTATUSRESPONSE']._serialized_start=71
@@ -39,6 +51,76 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POOLSTATUS']._serialized_end=443
   _globals['_TOTALS']._serialized_start=446
   _globals['_TOTALS']._serialized_end=598
-  _globals['_ADMINSERVICE']._serialized_start=600
-  _globals['_ADMINSERVICE']._serialized_end=700
+  _globals['_LISTPOLICIESREQUEST']._serialized_start=600
+  _globals['_LISTPOLICIESREQUEST']._serialized_end=621
+  _globals['_LISTPOLICIESRESPONSE']._serialized_start=623
+  _globals['_LISTPOLICIESRESPONSE']._serialized_end=693
+  _globals['_POLICYINFO']._serialized_start=696
+  _globals['_POLICYINFO']._serialized_end=872
+  _globals['_POLICYINFO_PARAMETERSENTRY']._serialized_start=823
+  _globals['_POLICYINFO_PARAMETERSENTRY']._serialized_end=872
+  _globals['_GETPOLICYREQUEST']._serialized_start=874
+  _globals['_GETPOLICYREQUEST']._serialized_end=892
+  _globals['_GETPOLICYRESPONSE']._serialized_start=895
+  _globals['_GETPOLICYRESPONSE']._serialized_end=1052
+  _globals['_GETPOLICYRESPONSE_PARAMETERSENTRY']._serialized_start=823
+  _globals['_GETPOLICYRESPONSE_PARAMETERSENTRY']._serialized_end=872
+  _globals['_SETPOLICYREQUEST']._serialized_start=1055
+  _globals['_SETPOLICYREQUEST']._serialized_end=1210
+  _globals['_SETPOLICYREQUEST_PARAMETERSENTRY']._serialized_start=823
+  _globals['_SETPOLICYREQUEST_PARAMETERSENTRY']._serialized_end=872
+  _globals['_SETPOLICYRESPONSE']._serialized_start=1212
+  _globals['_SETPOLICYRESPONSE']._serialized_end=1247
+  _globals['_RELOADPOLICIESREQUEST']._serialized_start=1249
+  _globals['_RELOADPOLICIESREQUEST']._serialized_end=1272
+  _globals['_RELOADPOLICIESRESPONSE']._serialized_start=1274
+  _globals['_RELOADPOLICIESRESPONSE']._serialized_end=1365
+  _globals['_POLICYFILEFAULT']._serialized_start=1367
+  _globals['_POLICYFILEFAULT']._serialized_end=1414
+  _globals['_DRYRUNPOLICYREQUEST']._serialized_start=1417
+  _globals['_DRYRUNPOLICYREQUEST']._serialized_end=1599
+  _globals['_DRYRUNPOLICYREQUEST_PARAMETERSENTRY']._serialized_start=823
+  _globals['_DRYRUNPOLICYREQUEST_PARAMETERSENTRY']._serialized_end=872
+  _globals['_DRYRUNPOLICYRESPONSE']._serialized_start=1602
+  _globals['_DRYRUNPOLICYRESPONSE']._serialized_end=1990
+  _globals['_DRYRUNPOLICYRESPONSE_PLACECHANGEENTRY']._serialized_start=1887
+  _globals['_DRYRUNPOLICYRESPONSE_PLACECHANGEENTRY']._serialized_end=1937
+  _globals['_DRYRUNPOLICYRESPONSE_WAITCHANGEMSENTRY']._serialized_start=1939
+  _globals['_DRYRUNPOLICYRESPONSE_WAITCHANGEMSENTRY']._serialized_end=1990
+  _globals['_DRAINREQUEST']._serialized_start=1992
+  _globals['_DRAINREQUEST']._serialized_end=2006
+  _globals['_DRAINRESPONSE']._serialized_start=2008
+  _globals['_DRAINRESPONSE']._serialized_end=2042
+  _globals['_RESUMEREQUEST']._serialized_start=2044
+  _globals['_RESUMEREQUEST']._serialized_end=2059
+  _globals['_RESUMERESPONSE']._serialized_start=2061
+  _globals['_RESUMERESPONSE']._serialized_end=2077
+  _globals['_DUMPSTATEREQUEST']._serialized_start=2079
+  _globals['_DUMPSTATEREQUEST']._serialized_end=2112
+  _globals['_DUMPSTATERESPONSE']._serialized_start=2114
+  _globals['_DUMPSTATERESPONSE']._serialized_end=2198
+  _globals['_REQUESTSTATE']._serialized_start=2201
+  _globals['_REQUESTSTATE']._serialized_end=2492
+  _globals['_REQUESTSTATE_PHASE']._serialized_start=2424
+  _globals['_REQUESTSTATE_PHASE']._serialized_end=2492
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=2494
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=2514
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=2517
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=3007
+  _globals['_POLICYCHANGED']._serialized_start=3009
+  _globals['_POLICYCHANGED']._serialized_end=3056
+  _globals['_POLICYROLLEDBACK']._serialized_start=3058
+  _globals['_POLICYROLLEDBACK']._serialized_end=3124
+  _globals['_PREEMPTED']._serialized_start=3126
+  _globals['_PREEMPTED']._serialized_end=3173
+  _globals['_EXECUTORCONNECTED']._serialized_start=3175
+  _globals['_EXECUTORCONNECTED']._serialized_end=3194
+  _globals['_EXECUTORLOST']._serialized_start=3196
+  _globals['_EXECUTORLOST']._serialized_end=3210
+  _globals['_DRAININGCHANGED']._serialized_start=3212
+  _globals['_DRAININGCHANGED']._serialized_end=3247
+  _globals['_POLICIESRELOADED']._serialized_start=3249
+  _globals['_POLICIESRELOADED']._serialized_end=3283
+  _globals['_ADMINSERVICE']._serialized_start=3286
+  _globals['_ADMINSERVICE']._serialized_end=4180
 # @@protoc_insertion_point(module_scope)

@@ -3,8 +3,11 @@
 isort:skip_file
 What an operator of Citybus speaks, on a port of its own."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -182,3 +185,901 @@ class Totals(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Totals: _TypeAlias = Totals  # noqa: Y015
+
+@_typing.final
+class ListPoliciesRequest(_message.Message):
+    """Asks which policies there are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPoliciesRequest: _TypeAlias = ListPoliciesRequest  # noqa: Y015
+
+@_typing.final
+class ListPoliciesResponse(_message.Message):
+    """The policies there are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyInfo]:
+        """One entry a policy, by name."""
+
+    def __init__(
+        self,
+        *,
+        policies: _abc.Iterable[Global___PolicyInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policies", b"policies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPoliciesResponse: _TypeAlias = ListPoliciesResponse  # noqa: Y015
+
+@_typing.final
+class PolicyInfo(_message.Message):
+    """A policy that can be set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    summary: _builtins.str
+    """What it does, in one line."""
+    source: _builtins.str
+    """Where it comes from: "built-in", "package NAME" or "file NAME"."""
+    @_builtins.property
+    def parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Its parameters and their defaults."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        summary: _builtins.str = ...,
+        source: _builtins.str = ...,
+        parameters: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "parameters", b"parameters", "source", b"source", "summary", b"summary"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyInfo: _TypeAlias = PolicyInfo  # noqa: Y015
+
+@_typing.final
+class GetPolicyRequest(_message.Message):
+    """Asks which policy decides."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPolicyRequest: _TypeAlias = GetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class GetPolicyResponse(_message.Message):
+    """The policy that decides."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    @_builtins.property
+    def parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Its parameters."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        parameters: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPolicyResponse: _TypeAlias = GetPolicyResponse  # noqa: Y015
+
+@_typing.final
+class SetPolicyRequest(_message.Message):
+    """Sets a policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    @_builtins.property
+    def parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Its parameters; the default of those left out. A mapping is written "a=1,b=2"."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        parameters: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPolicyRequest: _TypeAlias = SetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class SetPolicyResponse(_message.Message):
+    """The policy was set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    before: _builtins.str
+    """Name of the policy before."""
+    def __init__(
+        self,
+        *,
+        before: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPolicyResponse: _TypeAlias = SetPolicyResponse  # noqa: Y015
+
+@_typing.final
+class ReloadPoliciesRequest(_message.Message):
+    """Reads the policy folder."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadPoliciesRequest: _TypeAlias = ReloadPoliciesRequest  # noqa: Y015
+
+@_typing.final
+class ReloadPoliciesResponse(_message.Message):
+    """What was found in the policy folder."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOADED_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def loaded(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the policies whose code is new."""
+
+    @_builtins.property
+    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyFileFault]:
+        """Files that were refused; what they held before stays as it was."""
+
+    def __init__(
+        self,
+        *,
+        loaded: _abc.Iterable[_builtins.str] | None = ...,
+        faults: _abc.Iterable[Global___PolicyFileFault] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["faults", b"faults", "loaded", b"loaded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadPoliciesResponse: _TypeAlias = ReloadPoliciesResponse  # noqa: Y015
+
+@_typing.final
+class PolicyFileFault(_message.Message):
+    """Why a file was refused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    file: _builtins.str
+    """Name of the file."""
+    reason: _builtins.str
+    """What is wrong."""
+    def __init__(
+        self,
+        *,
+        file: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyFileFault: _TypeAlias = PolicyFileFault  # noqa: Y015
+
+@_typing.final
+class DryRunPolicyRequest(_message.Message):
+    """Tries a policy on the live load."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    duration_ms: _builtins.int
+    """How long, in milliseconds: at most ten minutes."""
+    @_builtins.property
+    def parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Its parameters, as in SetPolicyRequest."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        parameters: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        duration_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DryRunPolicyRequest: _TypeAlias = DryRunPolicyRequest  # noqa: Y015
+
+@_typing.final
+class DryRunPolicyResponse(_message.Message):
+    """How a policy would have decided."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PlaceChangeEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class WaitChangeMsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    BOARDING_STEPS_FIELD_NUMBER: _builtins.int
+    OTHER_FIRST_FIELD_NUMBER: _builtins.int
+    VICTIMS_FIELD_NUMBER: _builtins.int
+    OTHER_VICTIMS_FIELD_NUMBER: _builtins.int
+    PLACE_CHANGE_FIELD_NUMBER: _builtins.int
+    WAIT_CHANGE_MS_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
+    boarding_steps: _builtins.int
+    """Steps in which both were asked who boards."""
+    other_first: _builtins.int
+    """Of these, those in which another sequence would have been first."""
+    victims: _builtins.int
+    """Times that both were asked for a victim."""
+    other_victims: _builtins.int
+    """Of these, those in which it would have been another."""
+    fault: _builtins.str
+    """What it did wrong. Empty: nothing."""
+    @_builtins.property
+    def place_change(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Mean change of place in the queue of those that waited, by tenant: less than 0 is sooner. At most 33 tenants."""
+
+    @_builtins.property
+    def wait_change_ms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Predicted mean change of the wait, by tenant, in milliseconds: the places times the mean time between boardings."""
+
+    def __init__(
+        self,
+        *,
+        boarding_steps: _builtins.int = ...,
+        other_first: _builtins.int = ...,
+        victims: _builtins.int = ...,
+        other_victims: _builtins.int = ...,
+        place_change: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        wait_change_ms: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        fault: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boarding_steps", b"boarding_steps", "fault", b"fault", "other_first", b"other_first", "other_victims", b"other_victims", "place_change", b"place_change", "victims", b"victims", "wait_change_ms", b"wait_change_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DryRunPolicyResponse: _TypeAlias = DryRunPolicyResponse  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    """Refuses new requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    """New requests are refused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    in_flight: _builtins.int
+    """Requests in flight."""
+    def __init__(
+        self,
+        *,
+        in_flight: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class ResumeRequest(_message.Message):
+    """Takes new requests again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
+
+@_typing.final
+class ResumeResponse(_message.Message):
+    """New requests are taken again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeResponse: _TypeAlias = ResumeResponse  # noqa: Y015
+
+@_typing.final
+class DumpStateRequest(_message.Message):
+    """Asks what is in flight."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """Most requests to list; 0 is 100, and more than 1000 is 1000."""
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DumpStateRequest: _TypeAlias = DumpStateRequest  # noqa: Y015
+
+@_typing.final
+class DumpStateResponse(_message.Message):
+    """What is in flight."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    total: _builtins.int
+    """How many there are in all."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestState]:
+        """The eldest requests."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___RequestState] | None = ...,
+        total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DumpStateResponse: _TypeAlias = DumpStateResponse  # noqa: Y015
+
+@_typing.final
+class RequestState(_message.Message):
+    """One request in flight."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Phase:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[RequestState._Phase.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        PHASE_UNSPECIFIED: RequestState._Phase.ValueType  # 0
+        """Never sent."""
+        PHASE_WAITING: RequestState._Phase.ValueType  # 1
+        """It waits for a seat."""
+        PHASE_RUNNING: RequestState._Phase.ValueType  # 2
+        """It is in the batch."""
+
+    class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
+        """Where a request is."""
+
+    PHASE_UNSPECIFIED: RequestState.Phase.ValueType  # 0
+    """Never sent."""
+    PHASE_WAITING: RequestState.Phase.ValueType  # 1
+    """It waits for a seat."""
+    PHASE_RUNNING: RequestState.Phase.ValueType  # 2
+    """It is in the batch."""
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.int
+    """The scheduler's number of it, which plans and logs carry."""
+    phase: Global___RequestState.Phase.ValueType
+    """Whether it waits or runs."""
+    age_ms: _builtins.int
+    """Milliseconds since it arrived."""
+    prompt_tokens: _builtins.int
+    """Tokens of its prompt."""
+    output_tokens: _builtins.int
+    """Tokens it has generated."""
+    blocks: _builtins.int
+    """Blocks it holds."""
+    preemptions: _builtins.int
+    """Times it was preempted."""
+    tenant: _builtins.str
+    """Who is billed."""
+    priority: _builtins.int
+    """Its priority."""
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.int = ...,
+        phase: Global___RequestState.Phase.ValueType = ...,
+        age_ms: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+        preemptions: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        priority: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "blocks", b"blocks", "output_tokens", b"output_tokens", "phase", b"phase", "preemptions", b"preemptions", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "sequence_id", b"sequence_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
+
+@_typing.final
+class WatchEventsRequest(_message.Message):
+    """Asks for events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchEventsRequest: _TypeAlias = WatchEventsRequest  # noqa: Y015
+
+@_typing.final
+class WatchEventsResponse(_message.Message):
+    """Something happened."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIX_MS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    POLICY_CHANGED_FIELD_NUMBER: _builtins.int
+    POLICY_ROLLED_BACK_FIELD_NUMBER: _builtins.int
+    PREEMPTED_FIELD_NUMBER: _builtins.int
+    EXECUTOR_CONNECTED_FIELD_NUMBER: _builtins.int
+    EXECUTOR_LOST_FIELD_NUMBER: _builtins.int
+    DRAINING_CHANGED_FIELD_NUMBER: _builtins.int
+    POLICIES_RELOADED_FIELD_NUMBER: _builtins.int
+    unix_ms: _builtins.int
+    """When, in milliseconds since 1970 (UTC)."""
+    number: _builtins.int
+    """Number of the event, rising by one: a gap says that some were missed."""
+    @_builtins.property
+    def policy_changed(self) -> Global___PolicyChanged:
+        """Another policy was set."""
+
+    @_builtins.property
+    def policy_rolled_back(self) -> Global___PolicyRolledBack:
+        """A policy failed, and the one before decides again."""
+
+    @_builtins.property
+    def preempted(self) -> Global___Preempted:
+        """Sequences gave up their blocks."""
+
+    @_builtins.property
+    def executor_connected(self) -> Global___ExecutorConnected:
+        """An executor is driven from now on."""
+
+    @_builtins.property
+    def executor_lost(self) -> Global___ExecutorLost:
+        """The executor is away."""
+
+    @_builtins.property
+    def draining_changed(self) -> Global___DrainingChanged:
+        """New requests are refused, or taken again."""
+
+    @_builtins.property
+    def policies_reloaded(self) -> Global___PoliciesReloaded:
+        """New policy code was read."""
+
+    def __init__(
+        self,
+        *,
+        unix_ms: _builtins.int = ...,
+        number: _builtins.int = ...,
+        policy_changed: Global___PolicyChanged | None = ...,
+        policy_rolled_back: Global___PolicyRolledBack | None = ...,
+        preempted: Global___Preempted | None = ...,
+        executor_connected: Global___ExecutorConnected | None = ...,
+        executor_lost: Global___ExecutorLost | None = ...,
+        draining_changed: Global___DrainingChanged | None = ...,
+        policies_reloaded: Global___PoliciesReloaded | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining_changed", b"draining_changed", "event", b"event", "executor_connected", b"executor_connected", "executor_lost", b"executor_lost", "policies_reloaded", b"policies_reloaded", "policy_changed", b"policy_changed", "policy_rolled_back", b"policy_rolled_back", "preempted", b"preempted"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining_changed", b"draining_changed", "event", b"event", "executor_connected", b"executor_connected", "executor_lost", b"executor_lost", "number", b"number", "policies_reloaded", b"policies_reloaded", "policy_changed", b"policy_changed", "policy_rolled_back", b"policy_rolled_back", "preempted", b"preempted", "unix_ms", b"unix_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["policy_changed", "policy_rolled_back", "preempted", "executor_connected", "executor_lost", "draining_changed", "policies_reloaded"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___WatchEventsResponse: _TypeAlias = WatchEventsResponse  # noqa: Y015
+
+@_typing.final
+class PolicyChanged(_message.Message):
+    """Another policy was set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Name of the policy from now on."""
+    before: _builtins.str
+    """Name of the policy before."""
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        before: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyChanged: _TypeAlias = PolicyChanged  # noqa: Y015
+
+@_typing.final
+class PolicyRolledBack(_message.Message):
+    """A policy failed, and the one before decides again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """Name of the policy from now on."""
+    failed: _builtins.str
+    """Name of the policy that failed."""
+    reason: _builtins.str
+    """What it did wrong."""
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        failed: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "policy", b"policy", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyRolledBack: _TypeAlias = PolicyRolledBack  # noqa: Y015
+
+@_typing.final
+class Preempted(_message.Message):
+    """Sequences gave up their blocks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """The step in which."""
+    @_builtins.property
+    def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Their numbers."""
+
+    def __init__(
+        self,
+        *,
+        sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_ids", b"sequence_ids", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Preempted: _TypeAlias = Preempted  # noqa: Y015
+
+@_typing.final
+class ExecutorConnected(_message.Message):
+    """An executor is driven from now on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecutorConnected: _TypeAlias = ExecutorConnected  # noqa: Y015
+
+@_typing.final
+class ExecutorLost(_message.Message):
+    """The executor is away."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecutorLost: _TypeAlias = ExecutorLost  # noqa: Y015
+
+@_typing.final
+class DrainingChanged(_message.Message):
+    """New requests are refused, or taken again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAINING_FIELD_NUMBER: _builtins.int
+    draining: _builtins.bool
+    """Whether they are refused."""
+    def __init__(
+        self,
+        *,
+        draining: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainingChanged: _TypeAlias = DrainingChanged  # noqa: Y015
+
+@_typing.final
+class PoliciesReloaded(_message.Message):
+    """New policy code was read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOADED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def loaded(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the policies whose code is new."""
+
+    def __init__(
+        self,
+        *,
+        loaded: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loaded", b"loaded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoliciesReloaded: _TypeAlias = PoliciesReloaded  # noqa: Y015

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Operating a scheduler.
+    """Operating a scheduler. Where it has an admin token, every call but GetStatus needs the metadata
+    "authorization: Bearer TOKEN".
     """
 
     def __init__(self, channel):
@@ -40,14 +41,124 @@ class AdminServiceStub:
                 request_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.ListPolicies = channel.unary_unary(
+                '/citybus.admin.v1.AdminService/ListPolicies',
+                request_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.ListPoliciesRequest.SerializeToString,
+                response_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.ListPoliciesResponse.FromString,
+                _registered_method=True)
+        self.GetPolicy = channel.unary_unary(
+                '/citybus.admin.v1.AdminService/GetPolicy',
+                request_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.GetPolicyRequest.SerializeToString,
+                response_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.GetPolicyResponse.FromString,
+                _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/citybus.admin.v1.AdminService/SetPolicy',
+                request_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.SetPolicyResponse.FromString,
+                _registered_method=True)
+        self.ReloadPolicies = channel.unary_unary(
+                '/citybus.admin.v1.AdminService/ReloadPolicies',
+                request_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.ReloadPoliciesRequest.SerializeToString,
+                response_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.ReloadPoliciesResponse.FromString,
+                _registered_method=True)
+        self.DryRunPolicy = channel.unary_unary(
+                '/citybus.admin.v1.AdminService/DryRunPolicy',
+                request_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.DryRunPolicyRequest.SerializeToString,
+                response_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.DryRunPolicyResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/citybus.admin.v1.AdminService/Drain',
+                request_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/citybus.admin.v1.AdminService/Resume',
+                request_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.ResumeResponse.FromString,
+                _registered_method=True)
+        self.DumpState = channel.unary_unary(
+                '/citybus.admin.v1.AdminService/DumpState',
+                request_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.DumpStateRequest.SerializeToString,
+                response_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.DumpStateResponse.FromString,
+                _registered_method=True)
+        self.WatchEvents = channel.unary_stream(
+                '/citybus.admin.v1.AdminService/WatchEvents',
+                request_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.WatchEventsRequest.SerializeToString,
+                response_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.WatchEventsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
-    """Operating a scheduler.
+    """Operating a scheduler. Where it has an admin token, every call but GetStatus needs the metadata
+    "authorization: Bearer TOKEN".
     """
 
     def GetStatus(self, request, context):
         """One reading of the scheduler's state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPolicies(self, request, context):
+        """Lists the policies that can be set.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPolicy(self, request, context):
+        """Says which policy decides now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicy(self, request, context):
+        """Lets another policy decide from the next step on, with the state of the one before. NOT_FOUND where there is
+        none of that name; INVALID_ARGUMENT where a parameter is wrong or the policy cannot take over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReloadPolicies(self, request, context):
+        """Reads the policy folder anew. New code of the policy in force is set at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DryRunPolicy(self, request, context):
+        """Asks another policy what it would decide, for a while, and says how it differs. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Refuses new requests with UNAVAILABLE; those accepted go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Takes new requests again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DumpState(self, request, context):
+        """Lists what is in flight, eldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchEvents(self, request, context):
+        """Tells what happens from now on, until the call is closed. A caller that reads too slowly misses events.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,6 +172,51 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
             ),
+            'ListPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPolicies,
+                    request_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.ListPoliciesRequest.FromString,
+                    response_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.ListPoliciesResponse.SerializeToString,
+            ),
+            'GetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPolicy,
+                    request_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.GetPolicyRequest.FromString,
+                    response_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.GetPolicyResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.SetPolicyRequest.FromString,
+                    response_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'ReloadPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReloadPolicies,
+                    request_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.ReloadPoliciesRequest.FromString,
+                    response_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.ReloadPoliciesResponse.SerializeToString,
+            ),
+            'DryRunPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.DryRunPolicy,
+                    request_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.DryRunPolicyRequest.FromString,
+                    response_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.DryRunPolicyResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.ResumeRequest.FromString,
+                    response_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.ResumeResponse.SerializeToString,
+            ),
+            'DumpState': grpc.unary_unary_rpc_method_handler(
+                    servicer.DumpState,
+                    request_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.DumpStateRequest.FromString,
+                    response_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.DumpStateResponse.SerializeToString,
+            ),
+            'WatchEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEvents,
+                    request_deserializer=citybus_dot_admin_dot_v1_dot_admin__pb2.WatchEventsRequest.FromString,
+                    response_serializer=citybus_dot_admin_dot_v1_dot_admin__pb2.WatchEventsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'citybus.admin.v1.AdminService', rpc_method_handlers)
@@ -70,7 +226,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Operating a scheduler.
+    """Operating a scheduler. Where it has an admin token, every call but GetStatus needs the metadata
+    "authorization: Bearer TOKEN".
     """
 
     @staticmethod
@@ -90,6 +247,249 @@ class AdminService:
             '/citybus.admin.v1.AdminService/GetStatus',
             citybus_dot_admin_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
             citybus_dot_admin_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/citybus.admin.v1.AdminService/ListPolicies',
+            citybus_dot_admin_dot_v1_dot_admin__pb2.ListPoliciesRequest.SerializeToString,
+            citybus_dot_admin_dot_v1_dot_admin__pb2.ListPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/citybus.admin.v1.AdminService/GetPolicy',
+            citybus_dot_admin_dot_v1_dot_admin__pb2.GetPolicyRequest.SerializeToString,
+            citybus_dot_admin_dot_v1_dot_admin__pb2.GetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/citybus.admin.v1.AdminService/SetPolicy',
+            citybus_dot_admin_dot_v1_dot_admin__pb2.SetPolicyRequest.SerializeToString,
+            citybus_dot_admin_dot_v1_dot_admin__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReloadPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/citybus.admin.v1.AdminService/ReloadPolicies',
+            citybus_dot_admin_dot_v1_dot_admin__pb2.ReloadPoliciesRequest.SerializeToString,
+            citybus_dot_admin_dot_v1_dot_admin__pb2.ReloadPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DryRunPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/citybus.admin.v1.AdminService/DryRunPolicy',
+            citybus_dot_admin_dot_v1_dot_admin__pb2.DryRunPolicyRequest.SerializeToString,
+            citybus_dot_admin_dot_v1_dot_admin__pb2.DryRunPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/citybus.admin.v1.AdminService/Drain',
+            citybus_dot_admin_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            citybus_dot_admin_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/citybus.admin.v1.AdminService/Resume',
+            citybus_dot_admin_dot_v1_dot_admin__pb2.ResumeRequest.SerializeToString,
+            citybus_dot_admin_dot_v1_dot_admin__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DumpState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/citybus.admin.v1.AdminService/DumpState',
+            citybus_dot_admin_dot_v1_dot_admin__pb2.DumpStateRequest.SerializeToString,
+            citybus_dot_admin_dot_v1_dot_admin__pb2.DumpStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/citybus.admin.v1.AdminService/WatchEvents',
+            citybus_dot_admin_dot_v1_dot_admin__pb2.WatchEventsRequest.SerializeToString,
+            citybus_dot_admin_dot_v1_dot_admin__pb2.WatchEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

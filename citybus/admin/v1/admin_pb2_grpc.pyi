@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """Operating a scheduler."""
+    """Operating a scheduler. Where it has an admin token, every call but GetStatus needs the metadata
+    "authorization: Bearer TOKEN".
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -35,17 +37,61 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
     """One reading of the scheduler's state."""
+    ListPolicies: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPoliciesRequest, _admin_pb2.ListPoliciesResponse]
+    """Lists the policies that can be set."""
+    GetPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]
+    """Says which policy decides now."""
+    SetPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetPolicyRequest, _admin_pb2.SetPolicyResponse]
+    """Lets another policy decide from the next step on, with the state of the one before. NOT_FOUND where there is
+    none of that name; INVALID_ARGUMENT where a parameter is wrong or the policy cannot take over.
+    """
+    ReloadPolicies: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReloadPoliciesRequest, _admin_pb2.ReloadPoliciesResponse]
+    """Reads the policy folder anew. New code of the policy in force is set at once."""
+    DryRunPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DryRunPolicyRequest, _admin_pb2.DryRunPolicyResponse]
+    """Asks another policy what it would decide, for a while, and says how it differs. Changes nothing."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
+    """Refuses new requests with UNAVAILABLE; those accepted go on."""
+    Resume: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeRequest, _admin_pb2.ResumeResponse]
+    """Takes new requests again."""
+    DumpState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]
+    """Lists what is in flight, eldest first."""
+    WatchEvents: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchEventsRequest, _admin_pb2.WatchEventsResponse]
+    """Tells what happens from now on, until the call is closed. A caller that reads too slowly misses events."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """Operating a scheduler."""
+    """Operating a scheduler. Where it has an admin token, every call but GetStatus needs the metadata
+    "authorization: Bearer TOKEN".
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
     """One reading of the scheduler's state."""
+    ListPolicies: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPoliciesRequest, _admin_pb2.ListPoliciesResponse]  # type: ignore[assignment]
+    """Lists the policies that can be set."""
+    GetPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]  # type: ignore[assignment]
+    """Says which policy decides now."""
+    SetPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetPolicyRequest, _admin_pb2.SetPolicyResponse]  # type: ignore[assignment]
+    """Lets another policy decide from the next step on, with the state of the one before. NOT_FOUND where there is
+    none of that name; INVALID_ARGUMENT where a parameter is wrong or the policy cannot take over.
+    """
+    ReloadPolicies: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReloadPoliciesRequest, _admin_pb2.ReloadPoliciesResponse]  # type: ignore[assignment]
+    """Reads the policy folder anew. New code of the policy in force is set at once."""
+    DryRunPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.DryRunPolicyRequest, _admin_pb2.DryRunPolicyResponse]  # type: ignore[assignment]
+    """Asks another policy what it would decide, for a while, and says how it differs. Changes nothing."""
+    Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
+    """Refuses new requests with UNAVAILABLE; those accepted go on."""
+    Resume: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeRequest, _admin_pb2.ResumeResponse]  # type: ignore[assignment]
+    """Takes new requests again."""
+    DumpState: _aio.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]  # type: ignore[assignment]
+    """Lists what is in flight, eldest first."""
+    WatchEvents: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchEventsRequest, _admin_pb2.WatchEventsResponse]  # type: ignore[assignment]
+    """Tells what happens from now on, until the call is closed. A caller that reads too slowly misses events."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Operating a scheduler."""
+    """Operating a scheduler. Where it has an admin token, every call but GetStatus needs the metadata
+    "authorization: Bearer TOKEN".
+    """
 
     @_abc_1.abstractmethod
     def GetStatus(
@@ -54,5 +100,79 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetStatusResponse, _abc.Awaitable[_admin_pb2.GetStatusResponse]]:
         """One reading of the scheduler's state."""
+
+    @_abc_1.abstractmethod
+    def ListPolicies(
+        self,
+        request: _admin_pb2.ListPoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListPoliciesResponse, _abc.Awaitable[_admin_pb2.ListPoliciesResponse]]:
+        """Lists the policies that can be set."""
+
+    @_abc_1.abstractmethod
+    def GetPolicy(
+        self,
+        request: _admin_pb2.GetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetPolicyResponse, _abc.Awaitable[_admin_pb2.GetPolicyResponse]]:
+        """Says which policy decides now."""
+
+    @_abc_1.abstractmethod
+    def SetPolicy(
+        self,
+        request: _admin_pb2.SetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SetPolicyResponse, _abc.Awaitable[_admin_pb2.SetPolicyResponse]]:
+        """Lets another policy decide from the next step on, with the state of the one before. NOT_FOUND where there is
+        none of that name; INVALID_ARGUMENT where a parameter is wrong or the policy cannot take over.
+        """
+
+    @_abc_1.abstractmethod
+    def ReloadPolicies(
+        self,
+        request: _admin_pb2.ReloadPoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ReloadPoliciesResponse, _abc.Awaitable[_admin_pb2.ReloadPoliciesResponse]]:
+        """Reads the policy folder anew. New code of the policy in force is set at once."""
+
+    @_abc_1.abstractmethod
+    def DryRunPolicy(
+        self,
+        request: _admin_pb2.DryRunPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DryRunPolicyResponse, _abc.Awaitable[_admin_pb2.DryRunPolicyResponse]]:
+        """Asks another policy what it would decide, for a while, and says how it differs. Changes nothing."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _admin_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
+        """Refuses new requests with UNAVAILABLE; those accepted go on."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _admin_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ResumeResponse, _abc.Awaitable[_admin_pb2.ResumeResponse]]:
+        """Takes new requests again."""
+
+    @_abc_1.abstractmethod
+    def DumpState(
+        self,
+        request: _admin_pb2.DumpStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DumpStateResponse, _abc.Awaitable[_admin_pb2.DumpStateResponse]]:
+        """Lists what is in flight, eldest first."""
+
+    @_abc_1.abstractmethod
+    def WatchEvents(
+        self,
+        request: _admin_pb2.WatchEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchEventsResponse], _abc.AsyncIterator[_admin_pb2.WatchEventsResponse]]:
+        """Tells what happens from now on, until the call is closed. A caller that reads too slowly misses events."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -129,7 +129,9 @@ class OpenSession(_message.Message):
     epoch: _builtins.bytes
     """The epoch the scheduler knows, from Describe. Another one at the executor: FAILED_PRECONDITION."""
     resume: _builtins.bool
-    """Keep resident sequences and cached blocks (the scheduler has read them with Reconcile). False: drop them all."""
+    """Keep resident sequences and cached blocks: the scheduler reads them with Reconcile before its first plan, when
+    nobody else can change them any more. False: drop them all.
+    """
     scheduler_id: _builtins.bytes
     """Made new at every start of a scheduler: 16 random bytes. A scheduler from whom another one has taken the executor
     over gets FAILED_PRECONDITION when it comes back. Empty: unknown, and never refused for that.

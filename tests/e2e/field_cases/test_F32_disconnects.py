@@ -71,7 +71,7 @@ def process_killed(field: Field, length: int) -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def socket_half_closed(field: Field, length: int) -> Iterator[Callable[[], object]]:
-    with Link(field.bus.address) as link, Client(link.address) as client:
+    with Link(field.bus.address) as link, Client(link.address, reconnect=None) as client:
         stream = ask(client, length)
         yield link.half_close
         del stream

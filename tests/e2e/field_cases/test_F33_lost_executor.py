@@ -105,7 +105,8 @@ def test_F33_away_for_too_long(executor: Service, link: Link, model: Path, tmp_p
         for prompt, reference in zip(PROMPTS, references, strict=True):
             answer = field.ask(prompt, 5)
             assert answer.token_ids == reference
-            assert answer.finish.usage.cached_tokens == 0, "nothing of the lost pool is found"
+            if loss == "killed":
+                assert answer.finish.usage.cached_tokens == 0, "nothing of the lost pool is found"
         field.check()
 
 
@@ -149,7 +150,7 @@ def test_F33_idle_is_healthy_and_a_frozen_executor_is_noticed_without_work(
 def test_F33_frozen_scheduler_is_noticed_by_its_client(executor: Service, model: Path, tmp_path: Path) -> None:
     with scheduler_field(model, tmp_path, executor) as field:
         with (
-            Client(field.bus.address, keepalive=Keepalive(interval_s=5.0, timeout_s=1.0)) as client,
+            Client(field.bus.address, keepalive=Keepalive(interval_s=5.0, timeout_s=1.0), reconnect=None) as client,
             client.generate(token_ids=[1, 2], max_tokens=3000, temperature=0, ignore_eos=True) as stream,
         ):
             next(stream)

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from common.step import ExecutorInfo, NewSequence, StepPlan
+from scheduler_svc.core.adoption import Residency
 
 
 @dataclass(slots=True)
@@ -57,6 +58,14 @@ class Audit:
         for row in plan.new_sequences:
             self._enter(row, plan.step, targets)
         self._check_step(plan)
+
+    def resumed(self, held: Residency) -> Audit:
+        """The audit of a session that goes on with what is resident: no plan is in flight, so no fence stands."""
+        tables = {
+            each.sequence_id: Table(list(each.block_ids), each.num_computed_tokens, held.last_step)
+            for each in held.sequences
+        }
+        return Audit(self.info, self.window, self.salts, last_result=held.last_step, tables=tables, space=self.space)
 
     def on_result(self, step: int) -> None:
         """The result of the oldest plan in flight is in."""

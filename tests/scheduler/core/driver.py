@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from common.step import ExecutorInfo, Sampling, StepPlan, StepResult
+from scheduler_svc.core.adoption import Residency
+from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.request import FinishReason, NeverFits, Outcome, Request, SequenceUpdate
 from scheduler_svc.core.scheduler import Scheduler
@@ -24,6 +26,11 @@ def request(sequence_id: int, prompt: Iterable[int], **options: Any) -> Request:
     return Request(sequence_id=sequence_id, prompt=tuple(prompt), **settings)
 
 
+def guard(policy: Policy | GuardedPolicy) -> GuardedPolicy:
+    """The policy as a scheduler takes it."""
+    return policy if isinstance(policy, GuardedPolicy) else GuardedPolicy(policy)
+
+
 class Driver:
     """A scheduler, an executor, and what both have said so far.
 
@@ -32,14 +39,19 @@ class Driver:
     """
 
     def __init__(
-        self, info: ExecutorInfo = INFO, policy: Policy | None = None, window: int = 2, script: Script | None = None
+        self,
+        info: ExecutorInfo = INFO,
+        policy: Policy | GuardedPolicy | None = None,
+        window: int = 2,
+        script: Script | None = None,
     ) -> None:
         self.executor = FakeExecutor(info, script)
         term = self.executor.open(info.epoch, False)
-        self.scheduler = Scheduler(info, policy or Policy(), term=term, window=window)
+        self.scheduler = Scheduler(info, guard(policy or Policy()), term=term, window=window)
         self.window = window
         self.now = 0.0
         self.plans: deque[StepPlan] = deque()
+        self._spaces: deque[dict[int, str | None]] = deque()
         self.requests: dict[int, Request] = {}
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, Outcome] = {}
@@ -84,13 +96,16 @@ class Driver:
         """Let time pass, and end who is late."""
         self.now += seconds
         late = [key for key in self.live if (end := self.requests[key].deadline) is not None and end <= self.now]
-        self._end(late, FinishReason.DEADLINE)
-        self._hear(self.scheduler.expire(self.now))
+        updates = self.scheduler.expire(self.now)
+        shed = [update.sequence_id for update in updates if self.scheduler.policy.sheds]
+        self._end([*late, *shed], FinishReason.DEADLINE)
+        self._hear(updates)
 
     def schedule(self) -> StepPlan | None:
         """Make the next plan."""
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
+            self._spaces.append(dict(self.audit.space))
             self.audit.on_plan(plan)
             self.plans.append(plan)
             held = self.scheduler.snapshot().pool.held
@@ -103,6 +118,7 @@ class Driver:
         if not self.plans:
             return None
         plan = self.plans.popleft()
+        self._spaces.popleft()
         result = self.executor.step(plan)
         self.audit.on_result(plan.step)
         if result.error is not None:
@@ -121,6 +137,7 @@ class Driver:
     def reconnect(self) -> None:
         """The session broke: plans in flight get no results, and the executor drops what it has."""
         self.plans.clear()
+        self._spaces.clear()
         info = self.executor.info
         salts = self.audit.salts
         self.audit = Audit(info, self.window, salts=salts)
@@ -134,6 +151,45 @@ class Driver:
             self._max_output[key] = min(self._max_output[key], room)
         self._end([key for key in self.live if len(self.tokens[key]) >= self._max_output[key]], FinishReason.ERROR)
         self.reconnect()
+
+    def hand_over(self, executed: int = 0, unheard: int = 0, *, policy: Policy | None = None) -> None:
+        """The scheduler is killed and another one takes over, from what the owners have heard and what is resident.
+
+        The executor has computed `executed` of the plans in flight; of each sequence the last `unheard` tokens are
+        not known to the new scheduler, and told once more.
+        """
+        self._lose_plans(executed)
+        info = self.executor.info
+        term = self.executor.open(info.epoch, True)
+        self.scheduler = Scheduler(info, guard(policy or self.scheduler.policy), term=term, window=self.window)
+        for key in self.live:
+            del self.tokens[key][max(0, len(self.tokens[key]) - unheard) :]
+            self.scheduler.add(self.requests[key], self.tokens[key])
+        self._resume(term, {sequence_id for sequence_id in self.live if sequence_id in self.executor.sequences})
+
+    def cut(self, executed: int = 0) -> None:
+        """The connection breaks and comes back: the same scheduler goes on with what is resident."""
+        self._lose_plans(executed)
+        term = self.executor.open(self.executor.info.epoch, True)
+        self._resume(term, {sequence_id for sequence_id in self.live if sequence_id in self.executor.sequences})
+
+    def _lose_plans(self, executed: int) -> None:
+        """The first `executed` plans in flight are computed, and nobody hears of it; the others never are."""
+        for _ in range(min(executed, len(self.plans))):
+            self._spaces.popleft()
+            if self.executor.step(self.plans.popleft()).error is not None:
+                break
+        if self._spaces:
+            self.audit.space = self._spaces[0]
+        self.plans.clear()
+        self._spaces.clear()
+
+    def _resume(self, term: int, resident: set[int]) -> None:
+        """Nobody who is resident is computed again: they run on, or have all they were to get."""
+        held = Residency.of(self.executor.resident(2))
+        self.audit = self.audit.resumed(held)
+        self._hear(self.scheduler.resume(self.executor.info, term, held, self.now))
+        assert self.scheduler.snapshot().running == len(resident & set(self.live))
 
     def step(self) -> bool:
         """Fill the window, then deliver one result; False where there was nothing to do."""

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from common.step import SampledToken, StepResult
-from scheduler_svc.core.request import FinishReason
-from scheduler_svc.core.scheduler import WrongResult
+from scheduler_svc.core.request import FinishReason, WrongResult
 from tests.fakes import INFO
 from tests.scheduler.core.driver import SMALL, Driver, request
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from common.step import ExecutorInfo, Sampling
+from scheduler_svc.core.guard import GuardedPolicy, PolicyChange
 from scheduler_svc.policies import BUILT_IN
 from tests.fakes import INFO
 from tests.scheduler.core.driver import Driver, request
@@ -59,7 +60,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(info=capacities, policy=st.sampled_from(sorted(BUILT_IN)), window=st.integers(1, 3))
     def start(self, info: ExecutorInfo, policy: str, window: int) -> None:
-        self.driver = Driver(info, BUILT_IN[policy](), window)
+        self.changes: list[PolicyChange] = []
+        self.driver = Driver(info, GuardedPolicy(BUILT_IN[policy](), on_change=self.changes.append), window)
         self.next_id = 1
 
     @rule(
@@ -95,6 +97,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         driver.add(new)
         self.next_id += 1
+
+    @rule(policy=st.sampled_from(sorted(BUILT_IN)))
+    def swap(self, policy: str) -> None:
+        self.driver.scheduler.policy.set(BUILT_IN[policy]())
 
     @rule()
     def schedule(self) -> None:
@@ -139,9 +145,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             case "larger":
                 self.driver.restart(num_blocks=self.driver.executor.info.num_blocks + 2)
 
+    @rule(executed=st.integers(0, 3), unheard=st.sampled_from([0, 0, 1, 2, 50]))
+    def hand_over(self, executed: int, unheard: int) -> None:
+        self.driver.hand_over(executed, unheard)
+
+    @rule(executed=st.integers(0, 3))
+    def cut(self, executed: int) -> None:
+        self.driver.cut(executed)
+
     def teardown(self) -> None:
         if hasattr(self, "driver"):
             self.driver.drain()
+            assert [change for change in self.changes if change.fault] == [], "a policy of ours was rolled back"
 
 
 TestScheduler = SchedulerMachine.TestCase
@@ -159,8 +174,13 @@ def test_long_runs(info: ExecutorInfo, policy: str, window: int, seed: int) -> N
         if chance.random() < 0.1 and driver.live:
             driver.cancel(chance.choice(driver.live))
         driver.sleep(chance.random())
-        if chance.random() < 0.02:
-            driver.restart()
+        match chance.randrange(50):
+            case 0:
+                driver.restart()
+            case 1 | 2 | 3:
+                driver.hand_over(chance.randint(0, window), chance.choice([0, 0, 1, 5]), policy=BUILT_IN[policy]())
+            case 4:
+                driver.cut(chance.randint(0, window))
         for _ in range(chance.randint(0, 2)):
             driver.schedule()
         for _ in range(chance.randint(0, 2)):

@@ -1,0 +1,115 @@
+"""Makes of a valid call what the loop, its readers and the journal keep of it; and of the journal's record again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from citybus.journal.v1 import journal_pb2 as journal_pb
+from citybus.v1 import generation_pb2 as pb
+from common.metrics import SchedulerMetrics
+from common.step import ExecutorInfo
+from scheduler_svc.core.request import Request
+from scheduler_svc.detokenizer import Detokenizer
+from scheduler_svc.journal_file import Entry
+from scheduler_svc.output_stream import OutputObserver, OutputStream
+from scheduler_svc.prompts import ChatPrompt, PromptEncoder
+from scheduler_svc.request_meter import RequestMeter
+from scheduler_svc.rides import Ride
+from scheduler_svc.validation import GenerateCall, validate_generate
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A request for the loop, the ride its readers know it by, and what the journal keeps of it."""
+
+    request: Request
+    ride: Ride
+    record: bytes
+
+
+class Acceptance:
+    """Accepts for one model. `eos_token_ids` end an answer unless the request says otherwise; `max_time_s` bounds and
+    replaces the time limit of a request (None: no bound); `clock` is the one that the loop reads.
+    """
+
+    def __init__(
+        self,
+        encoder: PromptEncoder,
+        eos_token_ids: frozenset[int],
+        metrics: SchedulerMetrics,
+        max_time_s: float | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._tokenizer = encoder.tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._metrics = metrics
+        self._max_time_s = max_time_s
+        self._clock = clock
+
+    def accept(
+        self,
+        message: pb.GenerateRequest,
+        call: GenerateCall,
+        prompt: tuple[int, ...],
+        *,
+        sequence_id: int,
+        arrival: float,
+    ) -> Accepted:
+        """A request that has just come, with its prompt in tokens."""
+        record = journal_pb.AcceptedRequest(
+            request=message, stands_alone=isinstance(call.prompt, ChatPrompt), digest=digest_of(message)
+        )
+        record.request.request_id = call.request_id
+        record.request.sampling.seed = call.sampling.seed
+        record.request.tokens.CopyFrom(pb.TokenPrompt(ids=prompt))
+        return self._accepted(record, call, prompt, sequence_id, arrival, call.grace_s)
+
+    def restore(self, entry: Entry, model: ExecutorInfo, least_grace_s: float) -> Accepted:
+        """A request that the journal knows. Raises `CitybusError` where `model` cannot serve it, and `DecodeError`."""
+        record = journal_pb.AcceptedRequest.FromString(entry.request)
+        call = validate_generate(record.request, model)
+        arrival = self._clock() - max(0.0, time.time() - entry.accepted)
+        prompt = tuple(record.request.tokens.ids)
+        grace_s = max(call.grace_s, least_grace_s)
+        return self._accepted(record, call, prompt, entry.sequence_id, arrival, grace_s)
+
+    def _accepted(
+        self,
+        record: journal_pb.AcceptedRequest,
+        call: GenerateCall,
+        prompt: tuple[int, ...],
+        sequence_id: int,
+        arrival: float,
+        grace_s: float,
+    ) -> Accepted:
+        limits = [limit for limit in (call.time_limit_s, self._max_time_s) if limit is not None]
+        request = Request(
+            sequence_id=sequence_id,
+            prompt=prompt,
+            sampling=call.sampling,
+            arrival=arrival,
+            stop_token_ids=call.stop_token_ids | (frozenset() if call.ignore_eos else self._eos_token_ids),
+            max_tokens=call.max_tokens,
+            priority=call.priority,
+            tenant=call.tenant,
+            deadline=arrival + min(limits) if limits else None,
+            cache_salt=call.cache_salt,
+        )
+        continued = () if record.stands_alone else prompt
+        hidden = request.stop_token_ids | (self._tokenizer.control_ids if call.skip_special_tokens else frozenset())
+
+        def make(observer: OutputObserver, first_index: int) -> OutputStream:
+            detokenizer = Detokenizer(self._tokenizer.token_bytes, continued, hidden)
+            return OutputStream(detokenizer, call.stop_texts, observer, first_index)
+
+        meter = RequestMeter(self._metrics, self._clock, arrival, call.tenant)
+        ride = Ride((call.tenant, call.request_id), sequence_id, record.digest, grace_s, request.deadline, make, meter)
+        return Accepted(request, ride, record.SerializeToString())
+
+
+def digest_of(message: pb.GenerateRequest) -> bytes:
+    """Equal requests have equal digests."""
+    return blake2b(message.SerializeToString(deterministic=True), digest_size=16).digest()

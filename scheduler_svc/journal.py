@@ -1,0 +1,201 @@
+"""What a scheduler writes down for its successor: who was accepted, their tokens, and how they ended.
+
+The loop and the frontend say what happens and never wait, but for one thing: a request is committed before its client
+hears of it. One thread writes; whatever has gathered while it wrote is its next batch (group commit).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import sqlite3
+import time
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from common.errors import StartupError, Unavailable
+from scheduler_svc.core.request import FinishReason, Outcome
+from scheduler_svc.journal_file import Batch, Entry, JournalFile, JournalLock
+
+TOKENS_WAIT_S = 0.05
+"""How long tokens gather before they are written. What a crash of both processes takes is drawn again, the same."""
+
+_LOCK_INTERVAL_S = 0.02
+_COMPACT_INTERVAL_S = 10.0
+
+log = structlog.get_logger()
+
+
+class Journal(Protocol):
+    """Where a scheduler writes. A sequence is accepted first, then has tokens, then an outcome."""
+
+    @property
+    def lasts(self) -> bool:
+        """Whether a successor can read it."""
+
+    @property
+    def last_id(self) -> int:
+        """The largest sequence id that a predecessor left; 0 where it left none."""
+
+    def take_entries(self) -> list[Entry]:
+        """What a predecessor left, in order of arrival; once."""
+
+    async def accept(self, sequence_id: int, request: bytes) -> None:
+        """Write a request down; returns once it is safe. Raises `Unavailable` where that is not possible."""
+
+    def append(self, sequence_id: int, first_index: int, token_ids: Sequence[int]) -> None:
+        """Tokens of a sequence, soon to be written."""
+
+    def end(self, sequence_id: int, outcome: Outcome) -> None:
+        """How a sequence ended, soon to be written."""
+
+    async def flushed(self) -> None:
+        """Return once all that was said is safe, or cannot be any more."""
+
+    async def close(self) -> None:
+        """Write the rest, and let a successor in."""
+
+
+class NoJournal:
+    """A scheduler without a successor that knows its requests."""
+
+    lasts = False
+    last_id = 0
+
+    def take_entries(self) -> list[Entry]:
+        return []
+
+    async def accept(self, sequence_id: int, request: bytes) -> None:
+        return
+
+    def append(self, sequence_id: int, first_index: int, token_ids: Sequence[int]) -> None:
+        return
+
+    def end(self, sequence_id: int, outcome: Outcome) -> None:
+        return
+
+    async def flushed(self) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+
+class FileJournal:
+    """A journal in a file. To be made inside a running event loop."""
+
+    lasts = True
+
+    def __init__(self, file: JournalFile, lock: JournalLock) -> None:
+        self._file = file
+        self._lock = lock
+        self._entries = file.read()
+        self.last_id = max((entry.sequence_id for entry in self._entries), default=0)
+        self._batch = Batch()
+        self._gathering = _future()
+        self._writing = _future()
+        self._writing.set_result(None)
+        self._some, self._urgent = asyncio.Event(), asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "journal")
+        self._failed = False
+        self._compacted = 0.0
+        self._writer = asyncio.create_task(self._write())
+
+    def take_entries(self) -> list[Entry]:
+        entries, self._entries = self._entries, []
+        return entries
+
+    async def accept(self, sequence_id: int, request: bytes) -> None:
+        self._batch.accepted.append(Entry(sequence_id, time.time(), request))
+        await self.flushed()
+        if self._failed:
+            raise Unavailable("the server cannot write its journal: send the request to another one")
+
+    def append(self, sequence_id: int, first_index: int, token_ids: Sequence[int]) -> None:
+        _, gathered = self._batch.tokens.setdefault(sequence_id, (first_index, array("I")))
+        gathered.extend(token_ids)
+        self._some.set()
+
+    def end(self, sequence_id: int, outcome: Outcome) -> None:
+        self._batch.outcomes.append((sequence_id, time.time(), outcome_to_json(outcome)))
+        self._some.set()
+
+    async def flushed(self) -> None:
+        if self._failed:
+            return
+        if self._batch:
+            self._urgent.set()
+            self._some.set()
+        await asyncio.shield(self._gathering if self._batch else self._writing)
+
+    async def close(self) -> None:
+        await self.flushed()
+        self._writer.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._writer
+        self._thread.shutdown()
+        self._file.close()
+        self._lock.release()
+
+    async def _write(self) -> None:
+        """Commit batch after batch; tokens alone may wait a moment for company."""
+        while not self._failed:
+            await self._some.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TOKENS_WAIT_S):
+                    await self._urgent.wait()
+            self._some.clear()
+            self._urgent.clear()
+            batch, self._batch = self._batch, Batch()
+            self._writing, self._gathering = self._gathering, _future()
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, batch)
+            except sqlite3.Error as error:
+                log.error("journal cannot be written", reason=str(error))
+                self._failed = True
+                self._gathering.set_result(None)
+            self._writing.set_result(None)
+
+    def _commit(self, batch: Batch) -> None:
+        self._file.commit(batch)
+        if time.monotonic() - self._compacted > _COMPACT_INTERVAL_S:
+            self._compacted = time.monotonic()
+            self._file.compact(time.time())
+
+
+def _future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+async def open_journal(path: Path) -> FileJournal:
+    """The journal at `path`, once it is ours: until then this scheduler is a standby. Raises `StartupError`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(
+            f"cannot write the journal {path} ({error.strerror}): choose another file, or none, with --journal"
+        ) from error
+    lock = JournalLock(path)
+    if not lock.take():
+        log.info("standby", journal=str(path))
+        while not lock.take():
+            await asyncio.sleep(_LOCK_INTERVAL_S)
+    return FileJournal(JournalFile(path), lock)
+
+
+def outcome_to_json(outcome: Outcome) -> str:
+    """An outcome as text."""
+    return json.dumps(dataclasses.asdict(outcome) | {"reason": outcome.reason.value})
+
+
+def outcome_from_json(text: str) -> Outcome:
+    """The outcome in a text."""
+    fields = json.loads(text)
+    return Outcome(**(fields | {"reason": FinishReason(fields["reason"])}))

@@ -1,0 +1,192 @@
+"""The file of the journal: SQLite in write-ahead mode (sqlite.org/wal.html), with one writer.
+
+What was committed outlives a process that is killed. A power cut may take the last moments with it, never the order:
+`synchronous=NORMAL` writes without waiting for the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.errors import StartupError
+
+KEEP_ENDED = 1_000
+"""Most ended requests that are kept, for readers that come late."""
+KEEP_ENDED_S = 300.0
+"""How long ended requests are kept, in seconds."""
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE requests (
+    sequence_id INTEGER PRIMARY KEY, accepted REAL NOT NULL, request BLOB NOT NULL, request_crc INTEGER NOT NULL,
+    ended REAL, outcome TEXT
+);
+CREATE INDEX ended ON requests (ended) WHERE ended IS NOT NULL;
+CREATE TABLE tokens (
+    sequence_id INTEGER NOT NULL, first_index INTEGER NOT NULL, ids BLOB NOT NULL, ids_crc INTEGER NOT NULL,
+    PRIMARY KEY (sequence_id, first_index)
+) WITHOUT ROWID;
+"""
+_REMEDY = "move the file away (its requests are then lost), or start with --journal none"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A request as the journal knows it. `accepted` is in seconds since 1970; `outcome` None: it is live."""
+
+    sequence_id: int
+    accepted: float
+    request: bytes
+    tokens: tuple[int, ...] = ()
+    outcome: str | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is written together. Tokens are sequence id -> (index of the first, ids); outcomes have their time."""
+
+    accepted: list[Entry] = field(default_factory=list)
+    tokens: dict[int, tuple[int, array[int]]] = field(default_factory=dict)
+    outcomes: list[tuple[int, float, str]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.accepted or self.tokens or self.outcomes)
+
+
+class JournalLock:
+    """Held by the one process that writes the journal at `path`; the system lets it go when that process ends."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StartupError(
+                f"cannot write the journal {path} ({error.strerror}): choose another file, or none, with --journal"
+            ) from error
+
+    def take(self) -> bool:
+        """Whether it is ours now. Returns at once."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def release(self) -> None:
+        """Let another process have it."""
+        os.close(self._descriptor)
+
+
+class JournalFile:
+    """An open journal; its lock is held by the caller. Raises `StartupError` where it is not whole.
+
+    To be used from one thread at a time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
+            self._open()
+        except sqlite3.Error as error:
+            raise StartupError(f"the journal {path} cannot be read ({error}): {_REMEDY}") from error
+
+    def read(self) -> list[Entry]:
+        """Every request it knows, in order of arrival. Raises `StartupError` where any of it is damaged."""
+        try:
+            tokens = self._read_tokens()
+            rows = self._database.execute(
+                "SELECT sequence_id, accepted, request, request_crc, outcome FROM requests ORDER BY sequence_id"
+            )
+            return [
+                Entry(number, accepted, self._whole(request, crc), tuple(tokens.get(number, ())), outcome)
+                for number, accepted, request, crc, outcome in rows
+            ]
+        except sqlite3.Error as error:
+            raise self._damaged(str(error)) from error
+
+    def commit(self, batch: Batch) -> None:
+        """Write a batch, all of it or nothing. Raises sqlite3.Error."""
+        with self._transaction() as database:
+            database.executemany(
+                "INSERT INTO requests VALUES (?, ?, ?, ?, NULL, NULL)",
+                [(e.sequence_id, e.accepted, e.request, zlib.crc32(e.request)) for e in batch.accepted],
+            )
+            database.executemany(
+                "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?)",
+                [
+                    (number, first, ids.tobytes(), zlib.crc32(ids.tobytes()))
+                    for number, (first, ids) in batch.tokens.items()
+                ],
+            )
+            database.executemany(
+                "UPDATE requests SET ended = ?, outcome = ? WHERE sequence_id = ?",
+                [(ended, outcome, number) for number, ended, outcome in batch.outcomes],
+            )
+
+    def compact(self, now: float) -> None:
+        """Forget what ended long ago, and what is more than is kept. Raises sqlite3.Error."""
+        with self._transaction() as database:
+            database.execute(
+                "DELETE FROM requests WHERE ended < ? OR sequence_id IN ("
+                "SELECT sequence_id FROM requests WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT -1 OFFSET ?)",
+                (now - KEEP_ENDED_S, KEEP_ENDED),
+            )
+            database.execute("DELETE FROM tokens WHERE sequence_id NOT IN (SELECT sequence_id FROM requests)")
+        self._database.execute("PRAGMA incremental_vacuum").fetchall()
+
+    def close(self) -> None:
+        """Nothing more is written; the write-ahead log is merged into the file."""
+        self._database.close()
+
+    def _open(self) -> None:
+        run = self._database.execute
+        run("PRAGMA auto_vacuum = INCREMENTAL")
+        run("PRAGMA journal_mode = WAL").fetchall()
+        run("PRAGMA synchronous = NORMAL")
+        (version,) = run("PRAGMA user_version").fetchone()
+        if version == 0:
+            self._database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+        elif version != _VERSION:
+            raise StartupError(f"the journal {self._path} has format {version}, and this is {_VERSION}: {_REMEDY}")
+        (verdict,) = run("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise self._damaged(str(verdict))
+
+    def _read_tokens(self) -> dict[int, array[int]]:
+        found: dict[int, array[int]] = {}
+        for number, first, ids, crc in self._database.execute(
+            "SELECT sequence_id, first_index, ids, ids_crc FROM tokens ORDER BY sequence_id, first_index"
+        ):
+            known = found.setdefault(number, array("I"))
+            if first > len(known):
+                raise self._damaged(f"tokens of request {number} are missing")
+            del known[first:]
+            known.frombytes(self._whole(ids, crc))
+        return found
+
+    def _whole(self, content: bytes, crc: int) -> bytes:
+        if not isinstance(content, bytes) or zlib.crc32(content) != crc:
+            raise self._damaged("a record does not have its checksum")
+        return content
+
+    def _damaged(self, how: str) -> StartupError:
+        return StartupError(f"the journal {self._path} is damaged ({how}): {_REMEDY}")
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._database
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")

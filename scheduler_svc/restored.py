@@ -1,0 +1,18 @@
+"""A request that this process takes over from the one before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.request import Request
+from scheduler_svc.output_stream import OutputSink, TextStop
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A live request, the tokens it is known to have, and where its news go; `stop`: its text has stopped already."""
+
+    request: Request
+    tokens: tuple[int, ...]
+    sink: OutputSink
+    stop: TextStop | None

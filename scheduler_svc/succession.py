@@ -1,0 +1,49 @@
+"""How a scheduler begins with what the one before it left, and a session with what the executor holds."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from common.errors import InvalidRequest
+from scheduler_svc.core.request import NeverFits, unserved
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.delivery import Delivery
+from scheduler_svc.journal import Journal
+from scheduler_svc.reach import Reached
+from scheduler_svc.restored import Restored
+
+log = structlog.get_logger()
+
+
+def take_in(core: Scheduler, restored: list[Restored], delivery: Delivery, journal: Journal) -> None:
+    """Queue the requests of the process before this one; who does not fit any more ends with an error."""
+    for each in restored:
+        try:
+            core.add(each.request, each.tokens)
+        except NeverFits as error:
+            journal.end(each.request.sequence_id, unserved(str(error)))
+            each.sink.fail(InvalidRequest(str(error)))
+        else:
+            delivery.add(each.request.sequence_id, each.sink)
+
+
+def resume(core: Scheduler, reached: Reached, restored: list[Restored], delivery: Delivery) -> None:
+    """Go on from what the executor holds; whose text had stopped already ends."""
+    now = time.monotonic()
+    delivery.publish(core, core.resume(reached.info, reached.session.term, reached.held, now))
+    for each in restored:
+        if each.stop is not None:
+            delivery.publish(core, core.stop(each.request.sequence_id, each.stop.num_tokens, now))
+    state = core.snapshot()
+    log.info(
+        "executor connected",
+        model=reached.info.model,
+        term=reached.session.term,
+        num_blocks=reached.info.num_blocks,
+        resident=len(reached.held.sequences),
+        running=state.running,
+        waiting=state.waiting,
+        cached_blocks=state.pool.cached,
+    )

@@ -1,0 +1,135 @@
+"""The journal: what was said is there for the next one, whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from array import array
+from pathlib import Path
+
+import pytest
+
+from common.errors import StartupError
+from scheduler_svc.core.request import FinishReason, Outcome
+from scheduler_svc.journal import FileJournal, open_journal, outcome_from_json
+from scheduler_svc.journal_file import KEEP_ENDED, KEEP_ENDED_S, Batch, Entry, JournalFile
+
+OUTCOME = Outcome(FinishReason.STOP, 3, 5, 2, 1, 0.25, None, 1.5, stop_token_id=7)
+
+
+async def reopened(journal: FileJournal, path: Path) -> list[Entry]:
+    await journal.close()
+    again = await open_journal(path)
+    entries = again.take_entries()
+    assert again.take_entries() == []
+    await again.close()
+    return entries
+
+
+async def test_requests_tokens_and_outcomes_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "journal"
+    journal = await open_journal(path)
+    assert (journal.take_entries(), journal.last_id) == ([], 0)
+    await asyncio.gather(*(journal.accept(number, b"request %d" % number) for number in range(1, 6)))
+    for index in range(300):
+        journal.append(2, index, (index,))
+        if index % 100 == 0:
+            await journal.flushed()
+    journal.append(3, 0, (9, 8))
+    journal.end(3, OUTCOME)
+    entries = await reopened(journal, path)
+    assert [(entry.sequence_id, entry.request) for entry in entries] == [(n, b"request %d" % n) for n in range(1, 6)]
+    assert [entry.tokens for entry in entries] == [(), tuple(range(300)), (9, 8), (), ()]
+    assert [entry.outcome is None for entry in entries] == [True, True, False, True, True]
+    assert outcome_from_json(entries[2].outcome or "") == OUTCOME
+
+
+async def test_tokens_that_are_told_again_are_there_once(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path / "journal")
+    await journal.accept(1, b"")
+    journal.append(1, 0, range(10))
+    await journal.flushed()
+    journal.append(1, 6, range(6, 12))
+    (entry,) = await reopened(journal, tmp_path / "journal")
+    assert entry.tokens == tuple(range(12))
+
+
+async def test_committed_before_accept_returns(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path / "journal")
+    await journal.accept(1, b"request")
+    with sqlite3.connect(tmp_path / "journal") as other:
+        assert other.execute("SELECT sequence_id FROM requests").fetchall() == [(1,)]
+    other.close()
+    await journal.close()
+
+
+async def test_second_one_waits_until_the_first_has_closed(tmp_path: Path) -> None:
+    first = await open_journal(tmp_path / "journal")
+    standby = asyncio.create_task(open_journal(tmp_path / "journal"))
+    await asyncio.sleep(0.1)
+    assert not standby.done()
+    await first.accept(4, b"late")
+    await first.close()
+    second = await standby
+    assert second.last_id == 4
+    await second.close()
+
+
+def filled(path: Path) -> None:
+    file = JournalFile(path)
+    tokens = {1: (0, array("I", range(50)))}
+    file.commit(Batch([Entry(number, 0.0, b"request" * 100) for number in range(1, 50)], tokens))
+    file.close()
+
+
+def change(statement: str, path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute(statement)
+    database.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE requests SET request = zeroblob(700) WHERE sequence_id = 9",
+        "UPDATE tokens SET ids = zeroblob(200)",
+        "UPDATE tokens SET first_index = 1",
+        "UPDATE requests SET request = 'text'",
+        "DROP TABLE tokens",
+        "PRAGMA user_version = 9",
+    ],
+)
+def test_damaged_content_is_refused(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "journal"
+    filled(path)
+    change(statement, path)
+    with pytest.raises(StartupError, match=r"move the file away .* or start with --journal none$"):
+        JournalFile(path).read()
+
+
+@pytest.mark.parametrize("cut", [100, 5000, 20_000])
+def test_cut_file_is_refused(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "journal"
+    filled(path)
+    content = path.read_bytes()
+    assert len(content) > cut
+    path.write_bytes(content[:cut])
+    with pytest.raises(StartupError, match=r"move the file away .* or start with --journal none$"):
+        JournalFile(path).read()
+
+
+def test_ended_requests_are_forgotten_after_a_while(tmp_path: Path) -> None:
+    file = JournalFile(tmp_path / "journal")
+    numbers = range(1, KEEP_ENDED + 21)
+    file.commit(
+        Batch(
+            [Entry(number, 0.0, b"") for number in numbers],
+            {number: (0, array("I", [1])) for number in numbers},
+            [(number, 1000.0 + number / 1e6, "{}") for number in numbers[10:]],
+        )
+    )
+    file.compact(1000.0)
+    assert [entry.sequence_id for entry in file.read()] == [*range(1, 11), *range(21, KEEP_ENDED + 21)]
+    file.compact(1002.0 + KEEP_ENDED_S)
+    assert [entry.sequence_id for entry in file.read()] == list(range(1, 11))
+    file.close()

@@ -1,5 +1,6 @@
 # make run    install what is needed, get the default model, serve it, and watch it answer
 # make test   install what the tests need too, and run every one
+# make chaos  200 streams through 20 killed schedulers, take-overs, swaps and a killed executor, with a report
 #
 # PYTHON       the Python that makes the virtual environment, 3.11 or newer (default: python3)
 # TORCH_INDEX  one more package index; with https://download.pytorch.org/whl/cpu, Linux machines get a torch without
@@ -21,7 +22,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c deploy
 PINS := pyproject.toml deploy/constraints.txt
 NEED_MB := 2500
 
-.PHONY: run test lint protos compose-test clean help
+.PHONY: run test chaos lint protos compose-test clean help
 
 run: $(VENV)/.installed-run
 	@if [ "$(MODEL)" = default ]; then $(BIN)/citybus model add default >/dev/null; fi
@@ -30,6 +31,9 @@ run: $(VENV)/.installed-run
 test: $(VENV)/.installed-dev
 	@$(BIN)/citybus model add default >/dev/null
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+chaos: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.chaos
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check

@@ -137,7 +137,10 @@ class ExecutorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ResidentSequence:
-    """A sequence an executor holds, the last drawn token included in `token_ids`."""
+    """A sequence an executor holds, the last drawn token included in `token_ids`.
+
+    `num_reused_tokens` leading ones did not have to be computed when it came: its blocks held them already.
+    """
 
     sequence_id: int
     token_ids: tuple[int, ...]
@@ -145,6 +148,7 @@ class ResidentSequence:
     num_computed_tokens: int
     block_ids: tuple[int, ...]
     sampling: Sampling
+    num_reused_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,7 @@ def _resident_to_pb(sequence: ResidentSequence) -> pb.ResidentSequence:
         num_computed_tokens=sequence.num_computed_tokens,
         block_ids=sequence.block_ids,
         sampling=_sampling_to_pb(sequence.sampling),
+        num_reused_tokens=sequence.num_reused_tokens,
     )
 
 
@@ -232,4 +233,5 @@ def _resident_from_pb(message: pb.ResidentSequence) -> ResidentSequence:
         num_computed_tokens=message.num_computed_tokens,
         block_ids=tuple(message.block_ids),
         sampling=_sampling_from_pb(message.sampling),
+        num_reused_tokens=message.num_reused_tokens,
     )

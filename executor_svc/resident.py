@@ -42,6 +42,7 @@ class ResidentTable:
                 new.num_computed_tokens,
                 [],
                 new.sampling,
+                new.num_computed_tokens,
             )
             rows.append(self._row(held, new.num_tokens, new.block_ids))
         for known in plan.scheduled:

@@ -17,6 +17,7 @@ class HeldSequence:
     num_computed_tokens: int
     block_ids: list[int]
     sampling: Sampling
+    num_reused_tokens: int
 
     @property
     def num_generated(self) -> int:
@@ -32,6 +33,7 @@ class HeldSequence:
             num_computed_tokens=self.num_computed_tokens,
             block_ids=tuple(self.block_ids),
             sampling=self.sampling,
+            num_reused_tokens=self.num_reused_tokens,
         )
 
 

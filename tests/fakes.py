@@ -142,7 +142,7 @@ class FakeExecutor:
     def resident(self, page_size: int) -> Iterator[ResidentPage]:
         """As `StepExecutor.resident`."""
         sequences = [
-            ResidentSequence(key, tuple(s.tokens), s.num_prompt, s.computed, tuple(s.blocks), s.sampling)
+            ResidentSequence(key, tuple(s.tokens), s.num_prompt, s.computed, tuple(s.blocks), s.sampling, s.reused)
             for key, s in self.sequences.items()
         ]
         cached = [SealedBlock(block, content_hash) for block, content_hash in sorted(self._hashes.items())]
@@ -171,7 +171,12 @@ class FakeExecutor:
         self._copy_blocks(plan)
         for new in plan.new_sequences:
             self.sequences[new.sequence_id] = Resident(
-                list(new.token_ids), new.num_prompt_tokens, new.num_computed_tokens, list(new.block_ids), new.sampling
+                list(new.token_ids),
+                new.num_prompt_tokens,
+                new.num_computed_tokens,
+                list(new.block_ids),
+                new.sampling,
+                new.num_computed_tokens,
             )
         self._store(rows)
         sampled = tuple(self._draw(row.sequence_id) for row in rows if row.end == row.known)

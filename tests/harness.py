@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from citybus import Client, Completion
 from citybus.admin.v1 import admin_pb2, admin_pb2_grpc
@@ -42,24 +44,35 @@ class Service:
     def start(self, *ports: str) -> None:
         """Start the process and wait until it says where it listens."""
         seen = len(self.events())
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        with self.log.open("ab") as stderr:
-            self.process = subprocess.Popen(
-                child_command([self.module, *self.flags, *ports]), cwd=ROOT, stderr=stderr, env=environment
-            )
-        try:
-            wait_until(lambda: self._is_serving(seen), f"{self.module} serves", START_S)
-        except BaseException:
-            self.kill()
-            raise
+        self.process = self._launch(*ports)
+        self._wait_serving(seen)
 
     def restart(self) -> None:
         """Start again, after the process has ended, on the same ports."""
         self.process.wait(timeout=START_S)
-        ports = ["--listen", self.address]
-        if "admin_listen" in self.facts:
-            ports += ["--admin-listen", self.facts["admin_listen"]]
-        self.start(*ports)
+        self.start(*self._same_ports())
+
+    def stand_by(self) -> subprocess.Popen[bytes]:
+        """Start a second process for the same ports, and wait until it waits for the end of the first."""
+        seen = len(self.events("standby"))
+        successor = self._launch(*self._same_ports())
+        wait_until(lambda: len(self.events("standby")) > seen, f"{self.module} stands by", START_S)
+        return successor
+
+    def succeed(self, successor: subprocess.Popen[bytes]) -> None:
+        """Kill the process, and wait until the one that stood by serves in its place."""
+        seen = len(self.events())
+        self.kill()
+        self.process = successor
+        self._wait_serving(seen)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric over all samples that have `labels`; 0 where there is none."""
+        url = f"http://127.0.0.1:{self.facts['metrics_port']}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            families = list(text_string_to_metric_families(response.read().decode()))
+        samples = [sample for family in families for sample in family.samples if sample.name == f"citybus:{name}"]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
     def send(self, signum: signal.Signals) -> None:
         """Send a signal."""
@@ -80,6 +93,26 @@ class Service:
         lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
         entries = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [entry for entry in entries if name in (None, entry.get("event"))]
+
+    def _launch(self, *ports: str) -> subprocess.Popen[bytes]:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        with self.log.open("ab") as stderr:
+            return subprocess.Popen(
+                child_command([self.module, *self.flags, *ports]), cwd=ROOT, stderr=stderr, env=environment
+            )
+
+    def _same_ports(self) -> list[str]:
+        ports = ["--listen", self.address]
+        if "admin_listen" in self.facts:
+            ports += ["--admin-listen", self.facts["admin_listen"]]
+        return ports
+
+    def _wait_serving(self, seen: int) -> None:
+        try:
+            wait_until(lambda: self._is_serving(seen), f"{self.module} serves", START_S)
+        except BaseException:
+            self.kill()
+            raise
 
     def _is_serving(self, seen: int) -> bool:
         if self.process.poll() is not None:

@@ -26,6 +26,7 @@ class Resident:
     computed: int
     blocks: list[int]
     sampling: Sampling
+    reused: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def _seat(sequence: Sequence, resident: ResidentSequence, num_unheard: int, now:
     sequence.resident = True
     if sequence.first_scheduled_at is None:
         sequence.first_scheduled_at = now
-        sequence.num_cached_tokens = 0
+    sequence.note_reuse(resident.num_reused_tokens)
 
 
 @dataclass(frozen=True, slots=True)

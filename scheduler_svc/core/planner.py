@@ -178,8 +178,7 @@ class Planner:
             )
         )
         draft.boarded.append(sequence)
-        if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = computed
+        sequence.note_reuse(computed)
         sequence.resident = True
         draft.seats -= 1
         self._advance(sequence, num_tokens, draft, draft.new_drawing)

@@ -136,12 +136,18 @@ class Sequence:
         """Start over: the plans in flight will have no results. Tokens it has from elsewhere came by `now`."""
         if self.num_output_tokens and self.first_token_at is None:
             self.first_scheduled_at = self.first_token_at = now
-            self.num_cached_tokens = 0
         self.forget_blocks()
         self.block_hashes = []
         self.num_pending = 0
         self.last_step = 0
         self.resident = False
+
+    def note_reuse(self, num_tokens: int) -> None:
+        """It boards with so many tokens that need no computing. The first time counts, and of the prompt what a hit
+        can be: all but one token.
+        """
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = min(num_tokens, self.num_prompt_tokens - 1)
 
     def note_preemption(self, now: float) -> None:
         """It has lost its blocks, and waits again."""

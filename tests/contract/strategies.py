@@ -51,5 +51,5 @@ results = st.builds(
     error=st.none() | st.text(min_size=1),
 )
 infos = st.builds(ExecutorInfo, st.binary(min_size=16, max_size=16), st.text(), u32, u32, u32, u32, u32, u32)
-residents = st.builds(ResidentSequence, u64, tuples_of(u32), u32, u32, tuples_of(u32), samplings)
+residents = st.builds(ResidentSequence, u64, tuples_of(u32), u32, u32, tuples_of(u32), samplings, u32)
 pages = st.builds(ResidentPage, st.binary(min_size=16, max_size=16), u64, tuples_of(residents, 3), tuples_of(seals))

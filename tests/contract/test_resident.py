@@ -39,13 +39,13 @@ def test_what_is_resident_is_told_whole(executor: StepExecutor) -> None:
     assert held[1].token_ids == (*PROMPT[:20], drawn[1])
     assert (held[1].num_prompt_tokens, held[1].num_computed_tokens, held[1].block_ids) == (20, 20, (0, 1))
     assert held[1].sampling.seed == SAMPLED.seed
-    assert held[2] == ResidentSequence(2, tuple(OTHER[:40]), 40, 16, (2,), GREEDY)
+    assert held[2] == ResidentSequence(2, tuple(OTHER[:40]), 40, 16, (2,), GREEDY, 0)
     assert cached(executor) == {0: b"a" * 16, 2: b"b" * 16}
     back = new(7, [*PROMPT[:13], 1, 2], [5], prompt=13, count=14)
     session.step(preempted_ids=(1,), new_sequences=(back,), scheduled=(grow(2, 6, count=16),))
     held = residents(executor)
-    assert held[7] == ResidentSequence(7, (*PROMPT[:13], 1, 2), 13, 14, (5,), GREEDY)
-    assert held[2] == ResidentSequence(2, tuple(OTHER[:40]), 40, 32, (2, 6), GREEDY)
+    assert held[7] == ResidentSequence(7, (*PROMPT[:13], 1, 2), 13, 14, (5,), GREEDY, 0)
+    assert held[2] == ResidentSequence(2, tuple(OTHER[:40]), 40, 32, (2, 6), GREEDY, 0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
@@ -88,3 +88,12 @@ def test_a_block_keeps_its_name_until_it_is_handed_out_anew(executor: StepExecut
     anew = new(4, OTHER[:17], [3, 4])
     session.step(finished_ids=(2,), new_sequences=(anew,), sealed=(SealedBlock(3, b"n" * 16),))
     assert cached(executor) == {0: names[0], 3: b"n" * 16}, "sealed again in the step that writes it"
+
+
+def test_what_had_not_to_be_computed_is_remembered(executor: StepExecutor) -> None:
+    session = Session(executor)
+    names = tuple(SealedBlock(block, bytes([block] * 16)) for block in range(2))
+    session.step(new_sequences=(new(1, PROMPT[:35], range(3)),), sealed=names)
+    session.step(finished_ids=(1,), new_sequences=(new(2, PROMPT[:35], [0, 1, 5], computed=32),))
+    session.step(scheduled=(grow(2),))
+    assert residents(executor)[2].num_reused_tokens == 32

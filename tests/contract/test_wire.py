@@ -138,7 +138,7 @@ class Recorder:
 
     def resident(self, page_size: int) -> Iterator[ResidentPage]:
         rows = self.plans[0].new_sequences
-        held = [ResidentSequence(r.sequence_id, r.token_ids, 1, 0, r.block_ids, r.sampling) for r in rows]
+        held = [ResidentSequence(r.sequence_id, r.token_ids, 1, 0, r.block_ids, r.sampling, 0) for r in rows]
         for start in range(0, len(held), page_size):
             yield ResidentPage(INFO.epoch, 1, tuple(held[start : start + page_size]))
 

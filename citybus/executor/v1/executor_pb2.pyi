@@ -517,12 +517,15 @@ class ResidentSequence(_message.Message):
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    NUM_REUSED_TOKENS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Id of the sequence."""
     num_prompt_tokens: _builtins.int
     """How many of them are the prompt."""
     num_computed_tokens: _builtins.int
     """Leading tokens whose keys and values are in its blocks."""
+    num_reused_tokens: _builtins.int
+    """Leading tokens that were in its blocks already when it came, and did not have to be computed."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Its tokens, the last drawn one included."""
@@ -544,10 +547,11 @@ class ResidentSequence(_message.Message):
         num_computed_tokens: _builtins.int = ...,
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
         sampling: Global___Sampling | None = ...,
+        num_reused_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "id", b"id", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "id", b"id", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_reused_tokens", b"num_reused_tokens", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import grpc
-from prometheus_client.parser import text_string_to_metric_families
 
 from citybus import Client, Completion, Delta, Stream
 from citybus.connection import HEALTH_CHECK, HEALTH_REQUEST, SERVING
@@ -99,11 +97,7 @@ class Field:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric of the scheduler over all samples that have `labels`; 0 where there is none."""
-        url = f"http://127.0.0.1:{self.bus.scheduler.facts['metrics_port']}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as response:
-            families = list(text_string_to_metric_families(response.read().decode()))
-        samples = [sample for family in families for sample in family.samples if sample.name == f"citybus:{name}"]
-        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+        return self.bus.scheduler.metric(name, **labels)
 
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}

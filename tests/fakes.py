@@ -170,14 +170,7 @@ class FakeExecutor:
     def _compute(self, plan: StepPlan, rows: list[Row]) -> tuple[SampledToken, ...]:
         self._copy_blocks(plan)
         for new in plan.new_sequences:
-            self.sequences[new.sequence_id] = Resident(
-                list(new.token_ids),
-                new.num_prompt_tokens,
-                new.num_computed_tokens,
-                list(new.block_ids),
-                new.sampling,
-                new.num_computed_tokens,
-            )
+            self.sequences[new.sequence_id] = Resident.of(new)
         self._store(rows)
         sampled = tuple(self._draw(row.sequence_id) for row in rows if row.end == row.known)
         for seal in plan.sealed:

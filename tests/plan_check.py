@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from typing import Self
 
 from common.step import (
     HASH_BYTES,
@@ -27,6 +28,12 @@ class Resident:
     blocks: list[int]
     sampling: Sampling
     reused: int
+
+    @classmethod
+    def of(cls, new: NewSequence) -> Self:
+        """A sequence that has just come."""
+        computed, blocks = new.num_computed_tokens, list(new.block_ids)
+        return cls(list(new.token_ids), new.num_prompt_tokens, computed, blocks, new.sampling, computed)
 
 
 @dataclass(frozen=True, slots=True)

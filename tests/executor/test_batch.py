@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def row(tokens: list[int], start: int, end: int, blocks: list[int], prompt: int = 1, seed: int = 0) -> Row:
-    held = HeldSequence(1, tokens, prompt, start, blocks, Sampling(0.5, 0.9, 3, 0.1, seed))
+    held = HeldSequence(1, tokens, prompt, start, blocks, Sampling(0.5, 0.9, 3, 0.1, seed), 0)
     return Row(held, start, end, draws=end == len(tokens))
 
 

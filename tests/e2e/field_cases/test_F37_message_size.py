@@ -78,9 +78,7 @@ class Blind(FakeExecutor):
         self.plans.append(plan)
         assert self.opened.wait(60)
         for new in plan.new_sequences:
-            self.sequences[new.sequence_id] = Resident(
-                list(new.token_ids), new.num_prompt_tokens, new.num_computed_tokens, list(new.block_ids), new.sampling
-            )
+            self.sequences[new.sequence_id] = Resident.of(new)
         for row in rows:
             held = self.sequences[row.sequence_id]
             held.blocks[:], held.computed = row.blocks, row.end

@@ -26,6 +26,8 @@ from tests.harness import Service
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 EMPTY_SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
 LIBRARY = ("/grpc.health.v1.Health/Check", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+ENDLESS = "/citybus.admin.v1.AdminService/WatchEvents"
+"""Streams until its caller has seen enough."""
 
 
 class Bomb:
@@ -73,12 +75,12 @@ def throw(address: str, payload: bytes) -> None:
             pass
 
 
-def call(address: str, method: str, payload: bytes) -> grpc.StatusCode:
+def call(address: str, method: str, payload: bytes, timeout_s: float = 10) -> grpc.StatusCode:
     """The status of a call whose message is `payload`."""
     with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         stream: Any = channel.stream_stream(method)
         try:
-            list(stream(iter([payload]), timeout=10))
+            list(stream(iter([payload]), timeout=timeout_s))
         except grpc.RpcError as error:
             status: grpc.StatusCode = error.code()
             return status
@@ -118,9 +120,17 @@ def test_F55_every_method_refuses_what_is_no_message(tiny_field: Field, tmp_path
         bus.scheduler.facts["admin_listen"]: (*methods(admin_pb2), *LIBRARY),
         bus.executor.address: (*methods(executor_pb2), *LIBRARY),
     }
-    seen = {call(address, method, payload) for address in ports for method in ports[address] for payload in payloads}
+    seen = {
+        call(address, method, payload)
+        for address in ports
+        for method in ports[address]
+        for payload in payloads
+        if method != ENDLESS
+    }
     assert grpc.StatusCode.INVALID_ARGUMENT in seen
     assert not seen & {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED}, seen
+    watches = {call(bus.scheduler.facts["admin_listen"], ENDLESS, payload, 0.2) for payload in payloads}
+    assert watches <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DEADLINE_EXCEEDED}
     assert not marker.exists()
     check_alive(tiny_field)
 

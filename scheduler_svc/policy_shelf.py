@@ -83,7 +83,7 @@ class PolicyShelf:
         if self._folder is None:
             raise InvalidRequest("there is no policy folder: start the scheduler with --policy-folder")
         if not self._folder.is_dir():
-            raise InvalidRequest(f"the policy folder {self._folder} is no folder")
+            raise InvalidRequest(f"there is no policy folder {self._folder}: make it, or name another one")
         paths = {path.name: path for path in policy_files(self._folder)}
         loaded: list[str] = []
         faults: dict[str, str] = {}

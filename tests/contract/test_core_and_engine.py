@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from common.step import Sampling, StepPlan
+from common.step import ExecutorInfo, Sampling, StepPlan
 from executor_svc.engine import Engine
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.request import FinishReason, Request
@@ -27,33 +28,59 @@ def load(chance: random.Random) -> list[Request]:
     return requests
 
 
-@pytest.mark.parametrize("window", [1, 2])
-@pytest.mark.parametrize("policy", sorted(BUILT_IN))
-def test_random_load_on_the_real_engine_gives_ref(engine: Engine, policy: str, window: int) -> None:
-    requests = load(random.Random(window))
-    expected = {r.sequence_id: reference(engine, r.prompt, r.max_tokens or 1, r.sampling) for r in requests}
-    info = engine.describe()
+@dataclass
+class Ran:
+    """What came out: tokens and reasons by sequence, how often the plans did what, and the most tokens of one."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    reasons: dict[int, FinishReason] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
+    largest: int = 0
+
+
+def drive(engine: Engine, info: ExecutorInfo, policy: str, requests: list[Request], window: int = 2) -> Ran:
+    """Two requests more arrive before every step, until all have ended."""
     scheduler = Scheduler(info, GuardedPolicy(BUILT_IN[policy]()), term=engine.open(info.epoch, False), window=window)
-    tokens: dict[int, list[int]] = {r.sequence_id: [] for r in requests}
-    reasons: dict[int, FinishReason] = {}
-    seen: Counter[str] = Counter()
+    ran = Ran({r.sequence_id: [] for r in requests})
     in_flight: deque[StepPlan] = deque()
     arriving = deque(requests)
     while True:
         for _ in range(min(2, len(arriving))):
             scheduler.add(arriving.popleft())
         while (plan := scheduler.schedule(0.0)) is not None:
-            seen += Counter(preempted=len(plan.preempted_ids), copied=len(plan.copies), sealed=len(plan.sealed))
+            ran.seen += Counter(preempted=len(plan.preempted_ids), copied=len(plan.copies), sealed=len(plan.sealed))
+            ran.largest = max(ran.largest, plan.num_tokens)
             in_flight.append(plan)
         if not in_flight:
-            break
+            return ran
         for update in scheduler.apply(engine.step(in_flight.popleft()), 0.0):
-            tokens[update.sequence_id] += update.token_ids
+            ran.tokens[update.sequence_id] += update.token_ids
             if update.outcome is not None:
-                reasons[update.sequence_id] = update.outcome.reason
-    assert tokens == expected
-    assert set(reasons.values()) == {FinishReason.LENGTH}
-    assert min(seen["copied"], seen["sealed"]) > 0, seen
-    assert (seen["preempted"] == 0) == (policy == "static_batch"), "that one reserves what its longest could need"
+                ran.reasons[update.sequence_id] = update.outcome.reason
+
+
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("policy", sorted(BUILT_IN))
+def test_random_load_on_the_real_engine_gives_ref(engine: Engine, policy: str, window: int) -> None:
+    requests = load(random.Random(window))
+    expected = {r.sequence_id: reference(engine, r.prompt, r.max_tokens or 1, r.sampling) for r in requests}
+    ran = drive(engine, engine.describe(), policy, requests, window)
+    assert ran.tokens == expected
+    assert set(ran.reasons.values()) == {FinishReason.LENGTH}
+    assert min(ran.seen["copied"], ran.seen["sealed"]) > 0, ran.seen
+    assert (ran.seen["preempted"] == 0) == (policy == "static_batch"), "that one reserves what its longest could need"
     assert residents(engine) == {}
     assert len(cached(engine)) > 0
+
+
+@pytest.mark.parametrize("chunk", [1, 15, 16, 17, 40, 41])
+@pytest.mark.parametrize("policy", ["fcfs", "shortest_first"])
+def test_F30_any_chunk_size_gives_ref(engine: Engine, policy: str, chunk: int) -> None:
+    """C is 1, a block less one, a block, one more, a prompt, and one more; four prompts share their steps."""
+    sampled = Sampling(temperature=0.8, seed=3)
+    prompts = [tuple([key, *PROMPT][:40]) for key in range(4)]
+    requests = [Request(key, prompts[key], (GREEDY, sampled)[key % 2], 0.0, max_tokens=9) for key in range(4)]
+    expected = {r.sequence_id: reference(engine, r.prompt, 9, r.sampling) for r in requests}
+    ran = drive(engine, replace(engine.describe(), max_step_tokens=chunk), policy, requests)
+    assert ran.tokens == expected
+    assert ran.largest == chunk

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from citybus import CitybusError, Client, Completion, Keepalive, Unavailable
+from citybus import CitybusError, Client, Completion, Keepalive, Reconnect, Unavailable
 from tests.checkpoints import write_tiny
-from tests.e2e.field_cases.field import Field, Ride, is_serving, running_executor, scheduler_field, together
+from tests.e2e.field_cases.field import GREEDY, Field, Ride, is_serving, running_executor, scheduler_field, together
 from tests.e2e.field_cases.link import Link
 from tests.harness import Service, wait_until
 
@@ -131,6 +131,51 @@ def test_F33_back_in_time(
         assert [answer.token_ids for answer in together([ride.read for ride in rides])] == references
         assert is_serving(field.bus.address)
         field.check()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_F33_back_in_time_and_the_scheduler_was_killed_meanwhile(
+    executor: Service, link: Link, model: Path, tmp_path: Path, references: list[tuple[int, ...]], loss: str
+) -> None:
+    """The scheduler that begins finds no executor; who asked hears nothing but the answer."""
+    lose, restore = LOSSES[loss]
+    flags = ("--executor", link.address, "--step-timeout", STEP_TIMEOUT_S, "--executor-timeout", 120)
+    journal = ("--journal", tmp_path / "journal.db")
+    with scheduler_field(model, tmp_path / "bus", executor, *flags, *journal) as field:
+        rides = start_eight(field, LENGTHS)
+        lose(executor, link)
+        wait_until(lambda: not is_serving(field.bus.address), "the loss is noticed", NOTICED_S)
+        field.bus.scheduler.kill()
+        field.bus.scheduler.restart()
+        assert not is_serving(field.bus.address)
+        restore(executor, link)
+        assert [answer.token_ids for answer in together([ride.read for ride in rides])] == references
+        assert is_serving(field.bus.address)
+        field.check()
+        assert field.metric("request_success_total") == len(rides) + 1, "one outcome for each, and the canary's"
+
+
+def test_F33_a_successor_without_an_executor_until_its_clients_have_left(
+    executor: Service, model: Path, tmp_path: Path
+) -> None:
+    """Every client is told; what it left behind ends once, as cancelled, when there is an executor again."""
+    flags = ("--journal", tmp_path / "journal.db", "--attach-grace", 0.5)
+    with (
+        scheduler_field(model, tmp_path / "bus", executor, *flags) as field,
+        Client(field.bus.address, reconnect=Reconnect(timeout_s=1.0, grace_s=0.5)) as client,
+    ):
+        rides = [Ride(client.generate(token_ids=prompt, max_tokens=3000, **GREEDY)) for prompt in PROMPTS]
+        rides[0].read_some(3)
+        executor.kill()
+        field.bus.scheduler.kill()
+        field.bus.scheduler.restart()
+        ends = together([partial(outcome, ride) for ride in rides])
+        assert [type(end) for end in ends] == [Unavailable] * 8
+        executor.restart()
+        field.client.wait_ready(60)
+        field.check()
+        assert field.metric("request_success_total", finished_reason="cancelled") == 8
+        assert field.metric("request_success_total") == 9, "the canary's, and no other"
 
 
 def test_F33_idle_is_healthy_and_a_frozen_executor_is_noticed_without_work(

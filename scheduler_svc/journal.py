@@ -23,6 +23,7 @@ import structlog
 from common.errors import StartupError, Unavailable
 from scheduler_svc.core.request import FinishReason, Outcome
 from scheduler_svc.journal_file import Batch, Entry, JournalFile, JournalLock
+from scheduler_svc.wal_tail import WalTail
 
 TOKENS_WAIT_S = 0.05
 """How long tokens gather before they are written. What a crash of both processes takes is drawn again, the same."""
@@ -187,7 +188,21 @@ async def open_journal(path: Path) -> FileJournal:
         log.info("standby", journal=str(path))
         while not lock.take():
             await asyncio.sleep(_LOCK_INTERVAL_S)
-    return FileJournal(JournalFile(path), lock)
+    file = JournalFile(path)
+    _report(file.tail, path)
+    return FileJournal(file, lock)
+
+
+def _report(tail: WalTail, path: Path) -> None:
+    """Say what of the journal is not there any more; nothing of it is guessed."""
+    if tail.lost_commits or tail.header_is_damaged:
+        log.error(
+            "journal has lost records: requests accepted in them are unknown, and their clients get NOT_FOUND",
+            journal=str(path),
+            lost_commits="all since the last checkpoint" if tail.header_is_damaged else tail.lost_commits,
+        )
+    elif tail:
+        log.warning("journal ends in an unfinished write, which is left out", journal=str(path), frames=tail.frames)
 
 
 def outcome_to_json(outcome: Outcome) -> str:

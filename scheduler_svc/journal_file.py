@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import StartupError
+from scheduler_svc.wal_tail import WalTail, read_tail
 
 KEEP_ENDED = 1_000
 """Most ended requests that are kept, for readers that come late."""
@@ -88,14 +89,15 @@ class JournalLock:
 class JournalFile:
     """An open journal; its lock is held by the caller. Raises `StartupError` where it is not whole.
 
-    To be used from one thread at a time.
+    `tail` is what the write-ahead log held beyond its last whole commit: it is left out, and gone from now on. To be
+    used from one thread at a time.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
-            self._open()
+            self.tail = self._open()
         except sqlite3.Error as error:
             raise StartupError(f"the journal {path} cannot be read ({error}): {_REMEDY}") from error
 
@@ -147,11 +149,15 @@ class JournalFile:
         """Nothing more is written; the write-ahead log is merged into the file."""
         self._database.close()
 
-    def _open(self) -> None:
+    def _open(self) -> WalTail:
         run = self._database.execute
-        run("PRAGMA auto_vacuum = INCREMENTAL")
+        (num_pages,) = run("PRAGMA page_count").fetchone()
+        if num_pages == 0:  # it writes, and nothing may be written before the tail is read
+            run("PRAGMA auto_vacuum = INCREMENTAL")
         run("PRAGMA journal_mode = WAL").fetchall()
         run("PRAGMA synchronous = NORMAL")
+        _, num_read, _ = run("PRAGMA wal_checkpoint").fetchone()
+        tail = read_tail(Path(f"{self._path}-wal"), num_read)
         (version,) = run("PRAGMA user_version").fetchone()
         if version == 0:
             self._database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
@@ -160,6 +166,9 @@ class JournalFile:
         (verdict,) = run("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise self._damaged(str(verdict))
+        if tail:  # else a later opening would find it again, behind what is written from now on
+            run("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return tail
 
     def _read_tokens(self) -> dict[int, array[int]]:
         found: dict[int, array[int]] = {}

@@ -82,6 +82,13 @@ def filled(path: Path) -> None:
     file.close()
 
 
+def test_space_of_what_is_forgotten_can_be_given_back(tmp_path: Path) -> None:
+    filled(tmp_path / "journal")
+    with sqlite3.connect(tmp_path / "journal") as database:
+        assert database.execute("PRAGMA auto_vacuum").fetchone() == (2,), "incremental"
+    database.close()
+
+
 def change(statement: str, path: Path) -> None:
     with sqlite3.connect(path) as database:
         database.execute(statement)

@@ -45,6 +45,10 @@ class Journal(Protocol):
     def last_id(self) -> int:
         """The largest sequence id that a predecessor left; 0 where it left none."""
 
+    @property
+    def policy(self) -> bytes | None:
+        """What a predecessor remembered of its policy; None where it left nothing."""
+
     def take_entries(self) -> list[Entry]:
         """What a predecessor left, in order of arrival; once."""
 
@@ -56,6 +60,9 @@ class Journal(Protocol):
 
     def end(self, sequence_id: int, outcome: Outcome) -> None:
         """How a sequence ended, soon to be written."""
+
+    def remember_policy(self, record: bytes) -> None:
+        """What a successor is to know of the policy, soon to be written."""
 
     async def flushed(self) -> None:
         """Return once all that was said is safe, or cannot be any more."""
@@ -69,6 +76,7 @@ class NoJournal:
 
     lasts = False
     last_id = 0
+    policy = None
 
     def take_entries(self) -> list[Entry]:
         return []
@@ -80,6 +88,9 @@ class NoJournal:
         return
 
     def end(self, sequence_id: int, outcome: Outcome) -> None:
+        return
+
+    def remember_policy(self, record: bytes) -> None:
         return
 
     async def flushed(self) -> None:
@@ -98,6 +109,7 @@ class FileJournal:
         self._file = file
         self._lock = lock
         self._entries = file.read()
+        self.policy = file.read_policy()
         self.last_id = max((entry.sequence_id for entry in self._entries), default=0)
         self._batch = Batch()
         self._gathering = _future()
@@ -126,6 +138,10 @@ class FileJournal:
 
     def end(self, sequence_id: int, outcome: Outcome) -> None:
         self._batch.outcomes.append((sequence_id, time.time(), outcome_to_json(outcome)))
+        self._some.set()
+
+    def remember_policy(self, record: bytes) -> None:
+        self._batch.policy = record
         self._some.set()
 
     async def flushed(self) -> None:

@@ -24,7 +24,7 @@ KEEP_ENDED = 1_000
 KEEP_ENDED_S = 300.0
 """How long ended requests are kept, in seconds."""
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE requests (
     sequence_id INTEGER PRIMARY KEY, accepted REAL NOT NULL, request BLOB NOT NULL, request_crc INTEGER NOT NULL,
@@ -35,6 +35,9 @@ CREATE TABLE tokens (
     sequence_id INTEGER NOT NULL, first_index INTEGER NOT NULL, ids BLOB NOT NULL, ids_crc INTEGER NOT NULL,
     PRIMARY KEY (sequence_id, first_index)
 ) WITHOUT ROWID;
+"""
+_SINCE_VERSION_2 = """
+CREATE TABLE policy (one INTEGER PRIMARY KEY CHECK (one = 1), record BLOB NOT NULL, record_crc INTEGER NOT NULL);
 """
 _REMEDY = "move the file away (its requests are then lost), or start with --journal none"
 
@@ -52,14 +55,18 @@ class Entry:
 
 @dataclass(slots=True)
 class Batch:
-    """What is written together. Tokens are sequence id -> (index of the first, ids); outcomes have their time."""
+    """What is written together. Tokens are sequence id -> (index of the first, ids); outcomes have their time.
+
+    `policy` replaces what was written before; None leaves it.
+    """
 
     accepted: list[Entry] = field(default_factory=list)
     tokens: dict[int, tuple[int, array[int]]] = field(default_factory=dict)
     outcomes: list[tuple[int, float, str]] = field(default_factory=list)
+    policy: bytes | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.accepted or self.tokens or self.outcomes)
+        return bool(self.accepted or self.tokens or self.outcomes or self.policy is not None)
 
 
 class JournalLock:
@@ -115,6 +122,14 @@ class JournalFile:
         except sqlite3.Error as error:
             raise self._damaged(str(error)) from error
 
+    def read_policy(self) -> bytes | None:
+        """What was written of the policy last. Raises `StartupError` where it is damaged."""
+        try:
+            row = self._database.execute("SELECT record, record_crc FROM policy").fetchone()
+        except sqlite3.Error as error:
+            raise self._damaged(str(error)) from error
+        return None if row is None else self._whole(*row)
+
     def commit(self, batch: Batch) -> None:
         """Write a batch, all of it or nothing. Raises sqlite3.Error."""
         with self._transaction() as database:
@@ -133,6 +148,10 @@ class JournalFile:
                 "UPDATE requests SET ended = ?, outcome = ? WHERE sequence_id = ?",
                 [(ended, outcome, number) for number, ended, outcome in batch.outcomes],
             )
+            if batch.policy is not None:
+                database.execute(
+                    "INSERT OR REPLACE INTO policy VALUES (1, ?, ?)", (batch.policy, zlib.crc32(batch.policy))
+                )
 
     def compact(self, now: float) -> None:
         """Forget what ended long ago, and what is more than is kept. Raises sqlite3.Error."""
@@ -159,9 +178,10 @@ class JournalFile:
         _, num_read, _ = run("PRAGMA wal_checkpoint").fetchone()
         tail = read_tail(Path(f"{self._path}-wal"), num_read)
         (version,) = run("PRAGMA user_version").fetchone()
-        if version == 0:
-            self._database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
-        elif version != _VERSION:
+        if version < _VERSION:
+            missing = _SINCE_VERSION_2 if version else _SCHEMA + _SINCE_VERSION_2
+            self._database.executescript(f"BEGIN; {missing} PRAGMA user_version = {_VERSION}; COMMIT;")
+        elif version > _VERSION:
             raise StartupError(f"the journal {self._path} has format {version}, and this is {_VERSION}: {_REMEDY}")
         (verdict,) = run("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":

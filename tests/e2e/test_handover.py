@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import signal
+import sqlite3
 import subprocess
 import time
 import uuid
@@ -17,6 +20,7 @@ import grpc
 import pytest
 
 from citybus import AsyncClient, Completion
+from citybus.admin.v1 import admin_pb2, admin_pb2_grpc
 from citybus.messages import RequestOptions
 from citybus.processes import child_command
 from citybus.reconnect import BROKEN
@@ -25,7 +29,7 @@ from citybus.v1 import generation_pb2_grpc
 from tests.checkpoints import write_tiny
 from tests.e2e.field_cases.field import Field, InProcess, SchedulerBus, running_executor, scheduler_field
 from tests.e2e.field_cases.link import Link
-from tests.harness import ROOT, START_S, Service, wait_until
+from tests.harness import ROOT, START_S, Bus, Service, wait_until
 
 LENGTH = 450
 GRACE_MS = 30_000
@@ -255,6 +259,36 @@ def test_prefix_hits_survive(field_: Field) -> None:
     field_.check()
 
 
+def served(journal: Path, tenant: str) -> float:
+    """What the policy has charged a tenant with, as the journal knows."""
+    with contextlib.closing(sqlite3.connect(journal)) as database:
+        row = database.execute("SELECT record FROM policy").fetchone()
+    return float(json.loads(row[0])["state"].get("served", {}).get(tenant, 0.0)) if row else 0.0
+
+
+def test_policy_that_was_set_goes_on_with_its_state(field_: Field, tmp_path: Path) -> None:
+    bus = field_.bus
+    with admin_of(bus) as admin:
+        admin.SetPolicy(admin_pb2.SetPolicyRequest(name="fair_share", parameters={"weights": "gold=0.125"}))
+        before = admin.GetPolicy(admin_pb2.GetPolicyRequest())
+    for turn, way in enumerate(WAYS, start=1):
+        expected = turn * 80  # by weight: 4 tokens of a prompt, and 3 more at 2 each
+        field_.ask([*range(5 * turn, 5 * turn + 5)], 3, tenant="gold")
+        if way == "kill":  # it has no time for last words
+            wait_until(
+                lambda most=expected: served(tmp_path / "journal.db", "gold") == most, "the state is written", 10
+            )
+        WAYS[way](bus)  # type: ignore[arg-type]
+        field_.client.wait_ready(START_S)
+        with admin_of(bus) as admin:
+            assert admin.GetPolicy(admin_pb2.GetPolicyRequest()) == before
+        assert served(tmp_path / "journal.db", "gold") == expected
+    bus.scheduler.terminate()
+    bus.scheduler.flags += ("--policy", "priority")
+    bus.scheduler.restart()
+    assert bus.status().policy == "priority"
+
+
 def test_clients_of_the_library_do_not_notice(field_: Field, references: list[tuple[tuple[int, ...], str]]) -> None:
     """Synchronous and asynchronous ones, through two kills, with nothing but their usual loop."""
     bus = field_.bus
@@ -293,6 +327,12 @@ def test_older_scheduler_is_fenced(model: Path, executor: Service, tmp_path: Pat
             assert old.bus.scheduler.process.wait(START_S) == 3
             new.check()
             assert new.bus.scheduler.events("executor connected")[0]["resident"] == 1
+
+
+@contextlib.contextmanager
+def admin_of(bus: Bus) -> Iterator[Any]:
+    with grpc.insecure_channel(bus.scheduler.facts["admin_listen"]) as channel:
+        yield admin_pb2_grpc.AdminServiceStub(channel)
 
 
 def stub_of(address: str) -> Any:

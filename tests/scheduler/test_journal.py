@@ -82,6 +82,40 @@ def filled(path: Path) -> None:
     file.close()
 
 
+def test_journal_of_version_1_is_read_and_gets_what_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    filled(path)
+    for statement in ("DROP TABLE policy", "PRAGMA user_version = 1"):
+        change(statement, path)
+    for policy in (None, b"fcfs"):
+        file = JournalFile(path)
+        assert (len(file.read()), file.read_policy()) == (49, policy)
+        file.commit(Batch(policy=b"fcfs"))
+        file.close()
+
+
+async def test_policy_is_replaced_by_the_next(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path / "journal")
+    assert journal.policy is None
+    for record in (b"one", b"two"):
+        journal.remember_policy(record)
+        await journal.flushed()
+    await journal.close()
+    again = await open_journal(tmp_path / "journal")
+    assert again.policy == b"two"
+    await again.close()
+
+
+def test_damaged_policy_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    file = JournalFile(path)
+    file.commit(Batch(policy=b"fcfs"))
+    file.close()
+    change("UPDATE policy SET record = 'fair'", path)
+    with pytest.raises(StartupError, match="does not have its checksum"):
+        JournalFile(path).read_policy()
+
+
 def test_space_of_what_is_forgotten_can_be_given_back(tmp_path: Path) -> None:
     filled(tmp_path / "journal")
     with sqlite3.connect(tmp_path / "journal") as database:

@@ -38,6 +38,7 @@ from scheduler_svc.policy_desk import PolicyDesk, announce
 from scheduler_svc.policy_memory import PolicyMemory
 from scheduler_svc.policy_shelf import PolicyShelf
 from scheduler_svc.prompts import PromptEncoder
+from scheduler_svc.succession import announce_hand_over
 from scheduler_svc.tokenizer import Tokenizer
 
 ADMIN_MESSAGE_BYTES = 2**20
@@ -85,6 +86,7 @@ async def _serve(
             metrics,
             journal,
             on_serving=lambda serving: _on_serving(serving, server, loop, events),
+            on_hand_over=announce_hand_over(metrics, events),
             on_plan=_plan_watcher(_plan_recorder(settings, stack), events),
         )
         generation = GenerationServicer(

@@ -27,7 +27,15 @@ from citybus.reconnect import BROKEN
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc
 from tests.checkpoints import write_tiny
-from tests.e2e.field_cases.field import Field, InProcess, SchedulerBus, running_executor, scheduler_field
+from tests.e2e.field_cases.field import (
+    WITH_METRICS,
+    Field,
+    InProcess,
+    SchedulerBus,
+    metric_of,
+    running_executor,
+    scheduler_field,
+)
 from tests.e2e.field_cases.link import Link
 from tests.harness import ROOT, START_S, Bus, Service, wait_until
 
@@ -102,7 +110,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def executor(model: Path, tmp_path: Path) -> Iterator[Service]:
     """Six seats for eight riders, and blocks for all of them."""
-    flags = ("--num-blocks", 256, "--max-sequences", 6, "--max-step-tokens", 48)
+    flags = ("--num-blocks", 256, "--max-sequences", 6, "--max-step-tokens", 48, *WITH_METRICS)
     with running_executor(model, tmp_path / "executor.log", *flags) as service:
         yield service
 
@@ -149,9 +157,9 @@ def hand_over(bus: SchedulerBus) -> None:
 WAYS: dict[str, Callable[[SchedulerBus], None]] = {"kill": kill, "SIGTERM": terminate, "SIGUSR1": hand_over}
 
 
-def ride_through(field: Field, change: Callable[[], None], times: int = 1) -> list[Reader]:
+def ride_through(field: Field, change: Callable[[], None], times: int = 1, **options: Any) -> list[Reader]:
     """All riders at once, with `change` in the middle."""
-    readers = [Reader(field.bus.address, request_of(number)) for number in range(len(PROMPTS))]
+    readers = [Reader(field.bus.address, request_of(number, **options)) for number in range(len(PROMPTS))]
     with ThreadPoolExecutor(len(readers)) as pool:
         futures = [pool.submit(reader.read) for reader in readers]
         for _ in range(times):
@@ -249,13 +257,65 @@ def test_both_are_killed(field_: Field, executor: Service, references: list[tupl
     check(field_, ride_through(field_, kill_both), references)
 
 
-def test_prefix_hits_survive(field_: Field) -> None:
+def test_executor_says_itself_that_nothing_is_computed_again(field_: Field, executor: Service, tmp_path: Path) -> None:
+    """By its own counters, and those of the scheduler that took over; each run is on a cold cache."""
+
+    def computed(kind: str) -> float:
+        return metric_of(executor, "executor_computed_tokens_total", kind=kind)
+
+    def all_ride() -> bool:
+        with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as database:
+            (live,) = database.execute("SELECT count(*) FROM requests WHERE ended IS NULL").fetchone()
+        return bool(live == len(PROMPTS) and len(field_.bus.resident()) == 6)
+
+    def kill_in_the_middle() -> None:
+        wait_until(all_ride, "six sit and two wait", 30)
+        kill(field_.bus)  # type: ignore[arg-type]
+
+    answers = []
+    for salt, change in (("undisturbed", lambda: None), ("killed", kill_in_the_middle)):
+        before = computed("prefill"), computed("decode")
+        answers.append([reader.tokens for reader in ride_through(field_, change, cache_salt=salt)])
+        assert computed("prefill") - before[0] == sum(len(prompt) - 1 for prompt in PROMPTS)
+        assert computed("decode") - before[1] == len(PROMPTS) * LENGTH
+    assert answers[0] == answers[1]
+    assert metric_of(executor, "executor_sessions_opened_total") == 2
+    assert metric_of(executor, "executor_pool_clears_total") == 0
+
+    with admin_of(field_.bus) as admin:
+        watching = admin.WatchEvents(admin_pb2.WatchEventsRequest(), timeout=10)
+        hand_over = next(watching).hand_over
+        watching.cancel()
+    assert hand_over == admin_pb2.HandOver(
+        term=2, adopted_sequences=6, queued_sequences=2, cached_blocks=hand_over.cached_blocks
+    )
+    assert hand_over.cached_blocks > 0, "of the run before"
+    assert field_.metric("handovers_total") == 1
+    assert field_.metric("handover_adopted_sequences") == 6
+    assert field_.metric("handover_recomputed_tokens") == 0
+
+
+def test_prefix_hits_survive(field_: Field, executor: Service) -> None:
     prompt = [9, *range(100)]
     field_.ask(prompt, 5)
     kill(field_.bus)  # type: ignore[arg-type]
     field_.client.wait_ready(START_S)
+    events = subprocess.Popen(
+        child_command(["citybus", "events", "--admin-address", field_.bus.scheduler.facts["admin_listen"]]),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+    )
+    assert events.stdout is not None
+    with events, events.stdout:
+        line = json.loads(events.stdout.readline())
+        events.terminate()
+    assert (line["event"], line["term"], line["adopted_sequences"]) == ("hand_over", 2, 0)
+    assert line["cached_blocks"] >= 6
+    before = metric_of(executor, "executor_computed_tokens_total", kind="prefill")
     usage = field_.ask(prompt, 5).finish.usage
     assert usage.cached_tokens >= 96, "whole blocks are found by name, also where nobody holds them"
+    computed = metric_of(executor, "executor_computed_tokens_total", kind="prefill") - before
+    assert computed == len(prompt) - 1 - usage.cached_tokens
     field_.check()
 
 

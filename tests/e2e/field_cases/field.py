@@ -98,12 +98,17 @@ class Field:
         self.bus.wait_idle()
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric of the scheduler over all samples that have `labels`; 0 where there is none."""
-        url = f"http://127.0.0.1:{self.bus.scheduler.facts['metrics_port']}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as response:
-            families = list(text_string_to_metric_families(response.read().decode()))
-        samples = [sample for family in families for sample in family.samples if sample.name == f"citybus:{name}"]
-        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+        """As `metric_of`, of the scheduler."""
+        return metric_of(self.bus.scheduler, name, **labels)
+
+
+def metric_of(service: Service, name: str, **labels: str) -> float:
+    """The sum of a metric of a service over all samples that have `labels`; 0 where there is none."""
+    url = f"http://127.0.0.1:{service.facts['metrics_port']}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as response:
+        families = list(text_string_to_metric_families(response.read().decode()))
+    samples = [sample for family in families for sample in family.samples if sample.name == f"citybus:{name}"]
+    return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}

@@ -195,6 +195,7 @@ async def _until_signal(server: GrpcServer, loop: SchedulerLoop, recover: Recove
     waiting = asyncio.create_task(server.run_until_signal(loop.drain, grace_s))
     await asyncio.wait((driving, waiting), return_when=asyncio.FIRST_COMPLETED)
     if driving.done() and not waiting.done():
+        await server.set_serving(False)
         await server.server.stop(1.0)
     for task in (driving, waiting):
         task.cancel()

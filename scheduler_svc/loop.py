@@ -100,6 +100,8 @@ class SchedulerLoop:
 
         Raises `InvalidRequest` where it can never fit, and `Unavailable` where it is not the time.
         """
+        if self._gone:
+            raise Unavailable("the scheduler is being replaced: send the request again", retry_after_s=0.5)
         if self._draining:
             raise Unavailable("this server is shutting down: send the request to another one")
         if self._core is None or self._info is None:
@@ -176,6 +178,7 @@ class SchedulerLoop:
                 self._metrics.disconnected()
             if self._gone:
                 return
+            await self._on_serving(False)
             self._pass_time()
             await asyncio.sleep(RETRY_S)
 
@@ -184,17 +187,16 @@ class SchedulerLoop:
 
         None where this scheduler has let go. Raises `Fenced`.
         """
-        serving = True
+        told = False
         while not self._gone:
             try:
                 return await reach(self._client, anew=self._core is None, epoch=self._epoch)
             except Fenced:
                 raise
             except SessionLost as error:
-                if serving:
+                if not told:
                     log.info("waiting for the executor", address=self._client.address, reason=str(error))
-                    await self._on_serving(False)
-                    serving = False
+                    told = True
             self._pass_time()
             await asyncio.sleep(RETRY_S)
         return None

@@ -8,6 +8,7 @@ import json
 import signal
 import sqlite3
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from citybus import AsyncClient, Completion
 from citybus.admin.v1 import admin_pb2, admin_pb2_grpc
@@ -39,6 +41,7 @@ from tests.e2e.field_cases.field import (
 from tests.e2e.field_cases.link import Link
 from tests.harness import ROOT, START_S, Bus, Service, wait_until
 
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 LENGTH = 450
 GRACE_MS = 30_000
 AT_ONCE = [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "min", "max")]
@@ -235,16 +238,75 @@ def test_executor_is_cut_off_and_comes_back(model: Path, executor: Service, tmp_
     with (
         Link(executor.address) as link,
         scheduler_field(model, tmp_path / "bus", InProcess(link.address), "--executor-timeout", 60) as field,
+        contextlib.ExitStack() as stack,
     ):
         expected = [field.ask(prompt, LENGTH, cache_salt=uuid.uuid4().hex).token_ids for prompt in PROMPTS[:6]]
         rides = [field.start(prompt, LENGTH) for prompt in PROMPTS[:6]]
         rides[0].read_some(5)
+        health = stack.enter_context(contextlib.closing(HealthWatch(field.bus.address)))
         link.cut()
         wait_until(lambda: bool(field.bus.scheduler.events("executor lost")), "it is noticed", 30)
         link.mend()
         assert [ride.read().token_ids for ride in rides] == expected
         assert set(boardings(field.bus).values()) <= {0, 1}, "somebody was computed again"
         assert field.bus.scheduler.events("executor connected")[-1]["resident"] == 6
+        assert health.seen == [SERVING, NOT_SERVING, SERVING]
+
+
+class HealthWatch:
+    """What the health service says of the generation service, change by change, until it is gone."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address)
+        request = health_pb2.HealthCheckRequest(service="citybus.v1.GenerationService")
+        self._call = health_pb2_grpc.HealthStub(self._channel).Watch(request)
+        self.seen = [next(self._call).status]
+        self._thread = threading.Thread(target=self._collect)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            for response in self._call:
+                self.seen.append(response.status)
+
+    def close(self) -> None:
+        self._call.cancel()
+        self._thread.join()
+        self._channel.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_between_two_schedulers_new_requests_are_told_when_to_come_back(
+    field_: Field, executor: Service, way: str
+) -> None:
+    """The executor stands still, so that the second one has no term yet; then both the old and the new request end."""
+    bus = field_.bus
+    reader = Reader(bus.address, request_of(0))
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(HealthWatch(bus.address)) as health:
+        reading = pool.submit(reader.read)
+        wait_until(lambda: len(reader.tokens) > 3, "tokens flow", 30)
+        executor.send(signal.SIGSTOP)
+        try:
+            WAYS[way](bus)  # type: ignore[arg-type]
+            wait_until(lambda: reader.breaks > 0, "the stream has broken", 30)
+            for request in (request_of(1), pb.AttachRequest(request_id="rider-0")):
+                stub = stub_of(bus.address)
+                ask = stub.Generate if isinstance(request, pb.GenerateRequest) else stub.Attach
+                with pytest.raises(grpc.RpcError) as refused:
+                    list(ask(request, timeout=30))
+                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert dict(refused.value.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
+            with contextlib.closing(HealthWatch(bus.address)) as successor:
+                assert successor.seen == [NOT_SERVING]
+                executor.send(signal.SIGCONT)
+                reading.result(60)
+                wait_until(lambda: successor.seen == [NOT_SERVING, SERVING], "the successor serves", 30)
+        finally:
+            executor.send(signal.SIGCONT)
+        assert health.seen == ([SERVING] if way == "kill" else [SERVING, NOT_SERVING])
+    assert len(reader.tokens) == LENGTH
+    assert len(Reader(bus.address, request_of(1)).read().tokens) == LENGTH
+    field_.check()
 
 
 def test_both_are_killed(field_: Field, executor: Service, references: list[tuple[tuple[int, ...], str]]) -> None:

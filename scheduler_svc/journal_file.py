@@ -25,19 +25,27 @@ KEEP_ENDED_S = 300.0
 """How long ended requests are kept, in seconds."""
 
 _VERSION = 2
-_SCHEMA = """
+_REQUESTS = """
 CREATE TABLE requests (
     sequence_id INTEGER PRIMARY KEY, accepted REAL NOT NULL, request BLOB NOT NULL, request_crc INTEGER NOT NULL,
     ended REAL, outcome TEXT
 );
 CREATE INDEX ended ON requests (ended) WHERE ended IS NOT NULL;
-CREATE TABLE tokens (
-    sequence_id INTEGER NOT NULL, first_index INTEGER NOT NULL, ids BLOB NOT NULL, ids_crc INTEGER NOT NULL,
-    PRIMARY KEY (sequence_id, first_index)
-) WITHOUT ROWID;
 """
-_SINCE_VERSION_2 = """
+# Tokens are in the order of their writing: a batch of many sequences then changes one page or two, not one for each.
+_TOKENS_AND_POLICY = """
+CREATE TABLE tokens (
+    number INTEGER PRIMARY KEY,
+    sequence_id INTEGER NOT NULL, first_index INTEGER NOT NULL, ids BLOB NOT NULL, ids_crc INTEGER NOT NULL
+);
 CREATE TABLE policy (one INTEGER PRIMARY KEY CHECK (one = 1), record BLOB NOT NULL, record_crc INTEGER NOT NULL);
+"""
+_FROM_NOTHING = _REQUESTS + _TOKENS_AND_POLICY
+_FROM_VERSION_1 = f"""
+ALTER TABLE tokens RENAME TO older;
+{_TOKENS_AND_POLICY}
+INSERT INTO tokens SELECT NULL, sequence_id, first_index, ids, ids_crc FROM older ORDER BY sequence_id, first_index;
+DROP TABLE older;
 """
 _REMEDY = "move the file away (its requests are then lost), or start with --journal none"
 
@@ -138,9 +146,9 @@ class JournalFile:
                 [(e.sequence_id, e.accepted, e.request, zlib.crc32(e.request)) for e in batch.accepted],
             )
             database.executemany(
-                "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?)",
+                "INSERT INTO tokens VALUES (NULL, ?, ?, ?, ?)",
                 [
-                    (number, first, ids.tobytes(), zlib.crc32(ids.tobytes()))
+                    (number, first, content := ids.tobytes(), zlib.crc32(content))
                     for number, (first, ids) in batch.tokens.items()
                 ],
             )
@@ -179,7 +187,7 @@ class JournalFile:
         tail = read_tail(Path(f"{self._path}-wal"), num_read)
         (version,) = run("PRAGMA user_version").fetchone()
         if version < _VERSION:
-            missing = _SINCE_VERSION_2 if version else _SCHEMA + _SINCE_VERSION_2
+            missing = _FROM_VERSION_1 if version else _FROM_NOTHING
             self._database.executescript(f"BEGIN; {missing} PRAGMA user_version = {_VERSION}; COMMIT;")
         elif version > _VERSION:
             raise StartupError(f"the journal {self._path} has format {version}, and this is {_VERSION}: {_REMEDY}")
@@ -193,7 +201,7 @@ class JournalFile:
     def _read_tokens(self) -> dict[int, array[int]]:
         found: dict[int, array[int]] = {}
         for number, first, ids, crc in self._database.execute(
-            "SELECT sequence_id, first_index, ids, ids_crc FROM tokens ORDER BY sequence_id, first_index"
+            "SELECT sequence_id, first_index, ids, ids_crc FROM tokens ORDER BY number"
         ):
             known = found.setdefault(number, array("I"))
             if first > len(known):

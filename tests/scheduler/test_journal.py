@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import zlib
 from array import array
 from pathlib import Path
 
@@ -82,14 +83,33 @@ def filled(path: Path) -> None:
     file.close()
 
 
+VERSION_1 = """
+DROP TABLE policy;
+DROP TABLE tokens;
+CREATE TABLE tokens (
+    sequence_id INTEGER NOT NULL, first_index INTEGER NOT NULL, ids BLOB NOT NULL, ids_crc INTEGER NOT NULL,
+    PRIMARY KEY (sequence_id, first_index)
+) WITHOUT ROWID;
+PRAGMA user_version = 1;
+"""
+
+
 def test_journal_of_version_1_is_read_and_gets_what_it_lacks(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     filled(path)
-    for statement in ("DROP TABLE policy", "PRAGMA user_version = 1"):
+    for statement in VERSION_1.split(";"):
         change(statement, path)
+    with sqlite3.connect(path) as database:
+        for first, ids in ((30, range(30, 60)), (0, range(35))):
+            content = array("I", ids).tobytes()
+            database.execute("INSERT INTO tokens VALUES (7, ?, ?, ?)", (first, content, zlib.crc32(content)))
+    database.close()
     for policy in (None, b"fcfs"):
         file = JournalFile(path)
-        assert (len(file.read()), file.read_policy()) == (49, policy)
+        entries = file.read()
+        assert len(entries) == 49
+        assert {entry.sequence_id: entry.tokens for entry in entries if entry.tokens} == {7: tuple(range(60))}
+        assert file.read_policy() == policy
         file.commit(Batch(policy=b"fcfs"))
         file.close()
 

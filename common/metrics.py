@@ -46,6 +46,15 @@ class _Family:
         return Histogram(PREFIX + name, meaning, labels, registry=self._registry, buckets=buckets)
 
 
+class HandOverMetrics:
+    """What a scheduler counts of its beginning, where another one has left something."""
+
+    def __init__(self, make: _Family) -> None:
+        self.total = make.counter("handovers", "Times that this scheduler took over what another one had left")
+        self.adopted_sequences = make.gauge("handover_adopted_sequences", "Sequences that ran on as they were")
+        self.recomputed_tokens = make.gauge("handover_recomputed_tokens", "Tokens that had to be computed again")
+
+
 class SchedulerMetrics:
     """What the scheduler counts. Labels are bounded: of the names that callers choose, the first tenants only."""
 
@@ -53,6 +62,7 @@ class SchedulerMetrics:
         self._policy = ""
         self._tenants: set[str] = set()
         make = _Family(registry)
+        self.hand_over = HandOverMetrics(make)
         self.num_requests_running = make.gauge("num_requests_running", "Sequences in the batch")
         self.num_requests_waiting = make.gauge("num_requests_waiting", "Sequences waiting for a seat")
         self.kv_cache_usage_perc = make.gauge("kv_cache_usage_perc", "Share of KV blocks in block tables, 0 to 1")
@@ -131,7 +141,14 @@ class ExecutorMetrics:
         self.weights_bytes = make.gauge("executor_weights_bytes", "Memory of the weights")
         self.model_load_seconds = make.gauge("executor_model_load_seconds", "Time the model took to load")
 
+        self.sessions_opened = make.counter("executor_sessions_opened", "Sessions that schedulers opened")
+        self.pool_clears = make.counter("executor_pool_clears", "Sessions that began by dropping what the pool held")
         self.steps = make.counter("executor_steps", "Steps executed")
+        self.computed_tokens = make.counter(
+            "executor_computed_tokens",
+            "Tokens computed, by kind: decode where the next token was drawn from it, prefill elsewhere",
+            ("kind",),
+        )
         self.failed_steps = make.counter("executor_failed_steps", "Steps that raised and dropped their sequences")
         self.idle_seconds = make.counter("executor_idle_seconds", "Time without a plan to execute")
 

@@ -75,6 +75,7 @@ class Engine:
         if epoch != self._info.epoch:
             raise StaleTerm("the executor was started anew: its epoch is another one")
         if not resume:
+            self._metrics.pool_clears.inc(not self._resident.is_empty)
             self._resident.clear()
             self._last_step = 0
         self._term += 1

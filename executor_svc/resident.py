@@ -23,6 +23,11 @@ class ResidentTable:
         self._holders: Counter[int] = Counter()
         self._hashes: dict[int, bytes] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is known of any block."""
+        return not self._sequences and not self._hashes
+
     def apply(self, plan: StepPlan) -> list[Row]:
         """Take a plan in; returns what it computes, new sequences first.
 

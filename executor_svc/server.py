@@ -143,6 +143,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             older.end(StaleTerm(f"term {older.term} has ended: a newer scheduler holds term {session.term}"))
             if older.scheduler_id not in (b"", scheduler_id):
                 self._replaced.add(older.scheduler_id)
+        self._metrics.sessions_opened.inc()
         log.info("session opened", term=session.term, resume=resume)
         return session
 
@@ -177,6 +178,10 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._metrics.idle_seconds.inc(result.idle_ns / 1e9)
         self._metrics.step_seconds.observe(result.execute_ns / 1e9)
         self._metrics.step_tokens.observe(plan.num_tokens)
+        if result.error is None:
+            num_drawn = len(result.sampled)
+            self._metrics.computed_tokens.labels(kind="decode").inc(num_drawn)
+            self._metrics.computed_tokens.labels(kind="prefill").inc(plan.num_tokens - num_drawn)
 
     def _call(self, function: Callable[[], T]) -> asyncio.Future[T]:
         """Call on the engine's thread, after everything queued before."""

@@ -35,8 +35,10 @@ from scheduler_svc.loop import Recover, SchedulerLoop
 from scheduler_svc.model_files import read_model_files
 from scheduler_svc.plan_log import PlanLog
 from scheduler_svc.policy_desk import PolicyDesk, announce
+from scheduler_svc.policy_memory import PolicyMemory
 from scheduler_svc.policy_shelf import PolicyShelf
 from scheduler_svc.prompts import PromptEncoder
+from scheduler_svc.succession import announce_hand_over
 from scheduler_svc.tokenizer import Tokenizer
 
 ADMIN_MESSAGE_BYTES = 2**20
@@ -70,6 +72,8 @@ async def _serve(
     time_limit = Alarm(settings.policy_time_limit)
     guarded = _guarded_policy(settings, shelf, time_limit, announce(metrics, events))
     metrics.set_policy(guarded.name)
+    memory = PolicyMemory(guarded, journal, settings.policy)
+    memory.restore(shelf)
     server = GrpcServer(
         settings.listen, services=["citybus.v1.GenerationService"], max_message_bytes=settings.max_request_bytes
     )
@@ -82,6 +86,7 @@ async def _serve(
             metrics,
             journal,
             on_serving=lambda serving: _on_serving(serving, server, loop, events),
+            on_hand_over=announce_hand_over(metrics, events),
             on_plan=_plan_watcher(_plan_recorder(settings, stack), events),
         )
         generation = GenerationServicer(
@@ -94,7 +99,7 @@ async def _serve(
             attach_grace_s=settings.attach_grace,
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server.server)
-        desk = PolicyDesk(guarded, shelf, events, time_limit)
+        desk = PolicyDesk(guarded, shelf, memory, events, time_limit)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(_operating(loop, desk, events, server), admin.server)
         metrics_server = serve_metrics(registry, settings.metrics_listen)
         stack.callback(metrics_server.close)
@@ -109,7 +114,8 @@ async def _serve(
             policy=guarded.name,
         )
         try:
-            await _until_signal(server, loop, generation.recover, settings.drain_grace)
+            async with memory.kept():
+                await _until_signal(server, loop, generation.recover, settings.drain_grace)
         finally:
             await admin.server.stop(0)
 
@@ -189,6 +195,7 @@ async def _until_signal(server: GrpcServer, loop: SchedulerLoop, recover: Recove
     waiting = asyncio.create_task(server.run_until_signal(loop.drain, grace_s))
     await asyncio.wait((driving, waiting), return_when=asyncio.FIRST_COMPLETED)
     if driving.done() and not waiting.done():
+        await server.set_serving(False)
         await server.server.stop(1.0)
     for task in (driving, waiting):
         task.cancel()

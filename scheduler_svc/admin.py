@@ -64,7 +64,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return pb.GetPolicyResponse(name=live.name, parameters=policy_parameters.show(live.parameters))
 
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Context) -> pb.SetPolicyResponse:
-        return pb.SetPolicyResponse(before=self._desk.set(request.name, request.parameters))
+        return pb.SetPolicyResponse(before=await self._desk.set(request.name, request.parameters))
 
     async def ReloadPolicies(self, request: pb.ReloadPoliciesRequest, context: Context) -> pb.ReloadPoliciesResponse:
         found = await self._desk.reload()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from citybus.admin.v1 import admin_pb2 as pb
 from scheduler_svc import policy_parameters
 from scheduler_svc.core.scheduler import Scheduler
@@ -11,6 +13,7 @@ from scheduler_svc.events import (
     DrainingChanged,
     ExecutorConnected,
     ExecutorLost,
+    HandOver,
     Numbered,
     PoliciesReloaded,
     PolicyChanged,
@@ -96,4 +99,6 @@ def event(numbered: Numbered) -> pb.WatchEventsResponse:
             response.draining_changed.CopyFrom(pb.DrainingChanged(draining=draining))
         case PoliciesReloaded(loaded):
             response.policies_reloaded.CopyFrom(pb.PoliciesReloaded(loaded=loaded))
+        case HandOver() as found:
+            response.hand_over.CopyFrom(pb.HandOver(**asdict(found)))
     return response

@@ -61,8 +61,35 @@ class PoliciesReloaded:
     loaded: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """This scheduler has taken over what another one left, under `term`.
+
+    `adopted_sequences` run on in their blocks. `queued_sequences` wait; of these, `recomputed_tokens` is what those
+    that had begun to answer have to compute again: all their tokens, without whole blocks in the prefix cache.
+    `cached_blocks` are held by nobody and keep a known prefix. `dropped_sequences` were resident and unknown.
+    """
+
+    term: int
+    adopted_sequences: int
+    queued_sequences: int
+    recomputed_tokens: int
+    cached_blocks: int
+    dropped_sequences: int
+
+    def __bool__(self) -> bool:
+        return any((self.adopted_sequences, self.queued_sequences, self.cached_blocks, self.dropped_sequences))
+
+
 Event = (
-    PolicyChanged | PolicyRolledBack | Preempted | ExecutorConnected | ExecutorLost | DrainingChanged | PoliciesReloaded
+    PolicyChanged
+    | PolicyRolledBack
+    | Preempted
+    | ExecutorConnected
+    | ExecutorLost
+    | DrainingChanged
+    | PoliciesReloaded
+    | HandOver
 )
 
 
@@ -76,16 +103,19 @@ class Numbered:
 
 
 class EventBus:
-    """Gives every event to every watcher."""
+    """Gives every event to every watcher; the hand-over, which comes before anybody can watch, to later ones too."""
 
     def __init__(self) -> None:
         self._number = 0
+        self._hand_over: Numbered | None = None
         self._queues: set[asyncio.Queue[Numbered]] = set()
 
     def publish(self, event: Event) -> None:
         """Tell all watchers."""
         self._number += 1
         numbered = Numbered(self._number, time.time(), event)
+        if isinstance(event, HandOver):
+            self._hand_over = numbered
         for queue in self._queues:
             if queue.full():
                 queue.get_nowait()
@@ -93,8 +123,10 @@ class EventBus:
 
     @contextmanager
     def watch(self) -> Iterator[asyncio.Queue[Numbered]]:
-        """A queue of what happens meanwhile."""
+        """A queue of what happens meanwhile, after the hand-over that this scheduler began with."""
         queue: asyncio.Queue[Numbered] = asyncio.Queue(MAX_UNREAD)
+        if self._hand_over is not None:
+            queue.put_nowait(self._hand_over)
         self._queues.add(queue)
         try:
             yield queue

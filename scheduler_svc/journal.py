@@ -23,6 +23,7 @@ import structlog
 from common.errors import StartupError, Unavailable
 from scheduler_svc.core.request import FinishReason, Outcome
 from scheduler_svc.journal_file import Batch, Entry, JournalFile, JournalLock
+from scheduler_svc.wal_tail import WalTail
 
 TOKENS_WAIT_S = 0.05
 """How long tokens gather before they are written. What a crash of both processes takes is drawn again, the same."""
@@ -44,6 +45,10 @@ class Journal(Protocol):
     def last_id(self) -> int:
         """The largest sequence id that a predecessor left; 0 where it left none."""
 
+    @property
+    def policy(self) -> bytes | None:
+        """What a predecessor remembered of its policy; None where it left nothing."""
+
     def take_entries(self) -> list[Entry]:
         """What a predecessor left, in order of arrival; once."""
 
@@ -55,6 +60,9 @@ class Journal(Protocol):
 
     def end(self, sequence_id: int, outcome: Outcome) -> None:
         """How a sequence ended, soon to be written."""
+
+    def remember_policy(self, record: bytes) -> None:
+        """What a successor is to know of the policy, soon to be written."""
 
     async def flushed(self) -> None:
         """Return once all that was said is safe, or cannot be any more."""
@@ -68,6 +76,7 @@ class NoJournal:
 
     lasts = False
     last_id = 0
+    policy = None
 
     def take_entries(self) -> list[Entry]:
         return []
@@ -79,6 +88,9 @@ class NoJournal:
         return
 
     def end(self, sequence_id: int, outcome: Outcome) -> None:
+        return
+
+    def remember_policy(self, record: bytes) -> None:
         return
 
     async def flushed(self) -> None:
@@ -97,6 +109,7 @@ class FileJournal:
         self._file = file
         self._lock = lock
         self._entries = file.read()
+        self.policy = file.read_policy()
         self.last_id = max((entry.sequence_id for entry in self._entries), default=0)
         self._batch = Batch()
         self._gathering = _future()
@@ -125,6 +138,10 @@ class FileJournal:
 
     def end(self, sequence_id: int, outcome: Outcome) -> None:
         self._batch.outcomes.append((sequence_id, time.time(), outcome_to_json(outcome)))
+        self._some.set()
+
+    def remember_policy(self, record: bytes) -> None:
+        self._batch.policy = record
         self._some.set()
 
     async def flushed(self) -> None:
@@ -187,7 +204,21 @@ async def open_journal(path: Path) -> FileJournal:
         log.info("standby", journal=str(path))
         while not lock.take():
             await asyncio.sleep(_LOCK_INTERVAL_S)
-    return FileJournal(JournalFile(path), lock)
+    file = JournalFile(path)
+    _report(file.tail, path)
+    return FileJournal(file, lock)
+
+
+def _report(tail: WalTail, path: Path) -> None:
+    """Say what of the journal is not there any more; nothing of it is guessed."""
+    if tail.lost_commits or tail.header_is_damaged:
+        log.error(
+            "journal has lost records: requests accepted in them are unknown, and their clients get NOT_FOUND",
+            journal=str(path),
+            lost_commits="all since the last checkpoint" if tail.header_is_damaged else tail.lost_commits,
+        )
+    elif tail:
+        log.warning("journal ends in an unfinished write, which is left out", journal=str(path), frames=tail.frames)
 
 
 def outcome_to_json(outcome: Outcome) -> str:

@@ -17,23 +17,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import StartupError
+from scheduler_svc.wal_tail import WalTail, read_tail
 
 KEEP_ENDED = 1_000
 """Most ended requests that are kept, for readers that come late."""
 KEEP_ENDED_S = 300.0
 """How long ended requests are kept, in seconds."""
 
-_VERSION = 1
-_SCHEMA = """
+_VERSION = 2
+_REQUESTS = """
 CREATE TABLE requests (
     sequence_id INTEGER PRIMARY KEY, accepted REAL NOT NULL, request BLOB NOT NULL, request_crc INTEGER NOT NULL,
     ended REAL, outcome TEXT
 );
 CREATE INDEX ended ON requests (ended) WHERE ended IS NOT NULL;
+"""
+# Tokens are in the order of their writing: a batch of many sequences then changes one page or two, not one for each.
+_TOKENS_AND_POLICY = """
 CREATE TABLE tokens (
-    sequence_id INTEGER NOT NULL, first_index INTEGER NOT NULL, ids BLOB NOT NULL, ids_crc INTEGER NOT NULL,
-    PRIMARY KEY (sequence_id, first_index)
-) WITHOUT ROWID;
+    number INTEGER PRIMARY KEY,
+    sequence_id INTEGER NOT NULL, first_index INTEGER NOT NULL, ids BLOB NOT NULL, ids_crc INTEGER NOT NULL
+);
+CREATE TABLE policy (one INTEGER PRIMARY KEY CHECK (one = 1), record BLOB NOT NULL, record_crc INTEGER NOT NULL);
+"""
+_FROM_NOTHING = _REQUESTS + _TOKENS_AND_POLICY
+_FROM_VERSION_1 = f"""
+ALTER TABLE tokens RENAME TO older;
+{_TOKENS_AND_POLICY}
+INSERT INTO tokens SELECT NULL, sequence_id, first_index, ids, ids_crc FROM older ORDER BY sequence_id, first_index;
+DROP TABLE older;
 """
 _REMEDY = "move the file away (its requests are then lost), or start with --journal none"
 
@@ -51,14 +63,18 @@ class Entry:
 
 @dataclass(slots=True)
 class Batch:
-    """What is written together. Tokens are sequence id -> (index of the first, ids); outcomes have their time."""
+    """What is written together. Tokens are sequence id -> (index of the first, ids); outcomes have their time.
+
+    `policy` replaces what was written before; None leaves it.
+    """
 
     accepted: list[Entry] = field(default_factory=list)
     tokens: dict[int, tuple[int, array[int]]] = field(default_factory=dict)
     outcomes: list[tuple[int, float, str]] = field(default_factory=list)
+    policy: bytes | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.accepted or self.tokens or self.outcomes)
+        return bool(self.accepted or self.tokens or self.outcomes or self.policy is not None)
 
 
 class JournalLock:
@@ -88,14 +104,15 @@ class JournalLock:
 class JournalFile:
     """An open journal; its lock is held by the caller. Raises `StartupError` where it is not whole.
 
-    To be used from one thread at a time.
+    `tail` is what the write-ahead log held beyond its last whole commit: it is left out, and gone from now on. To be
+    used from one thread at a time.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
-            self._open()
+            self.tail = self._open()
         except sqlite3.Error as error:
             raise StartupError(f"the journal {path} cannot be read ({error}): {_REMEDY}") from error
 
@@ -113,6 +130,14 @@ class JournalFile:
         except sqlite3.Error as error:
             raise self._damaged(str(error)) from error
 
+    def read_policy(self) -> bytes | None:
+        """What was written of the policy last. Raises `StartupError` where it is damaged."""
+        try:
+            row = self._database.execute("SELECT record, record_crc FROM policy").fetchone()
+        except sqlite3.Error as error:
+            raise self._damaged(str(error)) from error
+        return None if row is None else self._whole(*row)
+
     def commit(self, batch: Batch) -> None:
         """Write a batch, all of it or nothing. Raises sqlite3.Error."""
         with self._transaction() as database:
@@ -121,9 +146,9 @@ class JournalFile:
                 [(e.sequence_id, e.accepted, e.request, zlib.crc32(e.request)) for e in batch.accepted],
             )
             database.executemany(
-                "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?)",
+                "INSERT INTO tokens VALUES (NULL, ?, ?, ?, ?)",
                 [
-                    (number, first, ids.tobytes(), zlib.crc32(ids.tobytes()))
+                    (number, first, content := ids.tobytes(), zlib.crc32(content))
                     for number, (first, ids) in batch.tokens.items()
                 ],
             )
@@ -131,6 +156,10 @@ class JournalFile:
                 "UPDATE requests SET ended = ?, outcome = ? WHERE sequence_id = ?",
                 [(ended, outcome, number) for number, ended, outcome in batch.outcomes],
             )
+            if batch.policy is not None:
+                database.execute(
+                    "INSERT OR REPLACE INTO policy VALUES (1, ?, ?)", (batch.policy, zlib.crc32(batch.policy))
+                )
 
     def compact(self, now: float) -> None:
         """Forget what ended long ago, and what is more than is kept. Raises sqlite3.Error."""
@@ -147,24 +176,32 @@ class JournalFile:
         """Nothing more is written; the write-ahead log is merged into the file."""
         self._database.close()
 
-    def _open(self) -> None:
+    def _open(self) -> WalTail:
         run = self._database.execute
-        run("PRAGMA auto_vacuum = INCREMENTAL")
+        (num_pages,) = run("PRAGMA page_count").fetchone()
+        if num_pages == 0:  # it writes, and nothing may be written before the tail is read
+            run("PRAGMA auto_vacuum = INCREMENTAL")
         run("PRAGMA journal_mode = WAL").fetchall()
         run("PRAGMA synchronous = NORMAL")
+        _, num_read, _ = run("PRAGMA wal_checkpoint").fetchone()
+        tail = read_tail(Path(f"{self._path}-wal"), num_read)
         (version,) = run("PRAGMA user_version").fetchone()
-        if version == 0:
-            self._database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
-        elif version != _VERSION:
+        if version < _VERSION:
+            missing = _FROM_VERSION_1 if version else _FROM_NOTHING
+            self._database.executescript(f"BEGIN; {missing} PRAGMA user_version = {_VERSION}; COMMIT;")
+        elif version > _VERSION:
             raise StartupError(f"the journal {self._path} has format {version}, and this is {_VERSION}: {_REMEDY}")
         (verdict,) = run("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise self._damaged(str(verdict))
+        if tail:  # else a later opening would find it again, behind what is written from now on
+            run("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return tail
 
     def _read_tokens(self) -> dict[int, array[int]]:
         found: dict[int, array[int]] = {}
         for number, first, ids, crc in self._database.execute(
-            "SELECT sequence_id, first_index, ids, ids_crc FROM tokens ORDER BY sequence_id, first_index"
+            "SELECT sequence_id, first_index, ids, ids_crc FROM tokens ORDER BY number"
         ):
             known = found.setdefault(number, array("I"))
             if first > len(known):

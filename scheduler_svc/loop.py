@@ -18,6 +18,7 @@ from scheduler_svc.core.request import NeverFits, Request, WrongResult
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.delivery import Delivery
 from scheduler_svc.drive import Drive
+from scheduler_svc.events import HandOver
 from scheduler_svc.executor_client import Contradiction, ExecutorClient, Fenced, SessionLost
 from scheduler_svc.journal import Journal
 from scheduler_svc.output_stream import OutputSink
@@ -39,7 +40,8 @@ log = structlog.get_logger()
 class SchedulerLoop:
     """Owns the core. Everything happens in one event loop, so nothing is locked.
 
-    `on_serving` is told whenever the scheduler starts or stops to drive an executor; `on_plan` is shown every plan.
+    `on_serving` is told whenever the scheduler starts or stops to drive an executor, `on_hand_over` what it begins with
+    where another one has left something; `on_plan` is shown every plan.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class SchedulerLoop:
         journal: Journal,
         *,
         on_serving: Callable[[bool], Awaitable[None]],
+        on_hand_over: Callable[[HandOver], None],
         on_plan: Callable[[StepPlan], None],
     ) -> None:
         self._client = client
         self._settings = settings
         self._metrics = StepMetrics(metrics)
         self._on_serving = on_serving
+        self._on_hand_over = on_hand_over
         self._on_plan = on_plan
         self._policy = policy
         self._core: Scheduler | None = None
@@ -96,6 +100,8 @@ class SchedulerLoop:
 
         Raises `InvalidRequest` where it can never fit, and `Unavailable` where it is not the time.
         """
+        if self._gone:
+            raise Unavailable("the scheduler is being replaced: send the request again", retry_after_s=0.5)
         if self._draining:
             raise Unavailable("this server is shutting down: send the request to another one")
         if self._core is None or self._info is None:
@@ -181,17 +187,16 @@ class SchedulerLoop:
 
         None where this scheduler has let go. Raises `Fenced`.
         """
-        serving = True
+        told = False
         while not self._gone:
             try:
                 return await reach(self._client, anew=self._core is None, epoch=self._epoch)
             except Fenced:
                 raise
             except SessionLost as error:
-                if serving:
+                if not told:
                     log.info("waiting for the executor", address=self._client.address, reason=str(error))
-                    await self._on_serving(False)
-                    serving = False
+                    told = True
             self._pass_time()
             await asyncio.sleep(RETRY_S)
         return None
@@ -207,13 +212,16 @@ class SchedulerLoop:
         """Begin a session, from what the executor holds and what is known of it."""
         info, term, core = reached.info, reached.session.term, self._core
         restored: list[Restored] = []
+        begins = core is None
         if core is None:
             core = self._core = Scheduler(info, self._policy, term=term, window=self._settings.window)
             restored = recover(info)
             take_in(core, restored, self._delivery, self._journal)
             resident = max((each.sequence_id for each in reached.held.sequences), default=0)
             self._ids = itertools.count(max(resident, self._journal.last_id) + 1)
-        resume(core, reached, restored, self._delivery)
+        found = resume(core, reached, restored, self._delivery)
+        if begins and found:
+            self._on_hand_over(found)
         self._info, self._epoch = info, info.epoch
         self._drive = Drive(
             core,

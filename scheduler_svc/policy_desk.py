@@ -16,6 +16,7 @@ from scheduler_svc.core.guard import GuardedPolicy, PolicyChange
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.shadow import Shadow
 from scheduler_svc.events import EventBus, PoliciesReloaded, PolicyChanged, PolicyRolledBack
+from scheduler_svc.policy_memory import PolicyMemory
 from scheduler_svc.policy_shelf import PolicyShelf, Reloaded
 
 log = structlog.get_logger()
@@ -51,28 +52,34 @@ class Stand(Policy):
 
 
 class PolicyDesk:
-    """Sets, reloads and tries policies. `time_limit` is for the decisions of one that is only tried."""
+    """Sets, reloads and tries policies; what is set is in `memory` before its operator hears of it.
+
+    `time_limit` is for the decisions of one that is only tried.
+    """
 
     def __init__(
         self,
         guarded: GuardedPolicy,
         shelf: PolicyShelf,
+        memory: PolicyMemory,
         events: EventBus,
         time_limit: AbstractContextManager[object] | None = None,
     ) -> None:
         self.guarded = guarded
         self.shelf = shelf
+        self._memory = memory
         self._events = events
         self._time_limit = time_limit
         self._reloading = asyncio.Lock()
 
-    def set(self, name: str, parameters: Mapping[str, str]) -> str:
+    async def set(self, name: str, parameters: Mapping[str, str]) -> str:
         """Let a policy decide; returns the name of the one before. Raises as `PolicyShelf.make`."""
         policy, before = self.shelf.make(name, parameters), self.guarded.name
         try:
             self.guarded.set(policy)
         except PolicyFault as error:
             raise InvalidRequest(str(error)) from error
+        await self._memory.saved()
         return before
 
     async def reload(self) -> Reloaded:
@@ -85,6 +92,7 @@ class PolicyDesk:
                 self.guarded.set(renewed)
             except PolicyFault as error:
                 raise InvalidRequest(str(error)) from error
+            await self._memory.saved()
         if found.loaded:
             self._events.publish(PoliciesReloaded(found.loaded))
         return found

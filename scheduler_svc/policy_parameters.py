@@ -63,5 +63,5 @@ def check(kind: type[Any]) -> None:
 
 def _text(value: object) -> str:
     if isinstance(value, Mapping):
-        return ",".join(f"{key}={number:g}" for key, number in value.items())
+        return ",".join(f"{key}={repr(number).removesuffix('.0')}" for key, number in value.items())
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Callable
 
 import structlog
 
 from common.errors import InvalidRequest
+from common.metrics import SchedulerMetrics
 from scheduler_svc.core.request import NeverFits, unserved
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Status
 from scheduler_svc.delivery import Delivery
+from scheduler_svc.events import EventBus, HandOver
 from scheduler_svc.journal import Journal
 from scheduler_svc.reach import Reached
 from scheduler_svc.restored import Restored
@@ -29,9 +34,9 @@ def take_in(core: Scheduler, restored: list[Restored], delivery: Delivery, journ
             delivery.add(each.request.sequence_id, each.sink)
 
 
-def resume(core: Scheduler, reached: Reached, restored: list[Restored], delivery: Delivery) -> None:
-    """Go on from what the executor holds; whose text had stopped already ends."""
-    now = time.monotonic()
+def resume(core: Scheduler, reached: Reached, restored: list[Restored], delivery: Delivery) -> HandOver:
+    """Go on from what the executor holds; whose text had stopped already ends. Says what was taken over."""
+    now, known = time.monotonic(), core.live()
     delivery.publish(core, core.resume(reached.info, reached.session.term, reached.held, now))
     for each in restored:
         if each.stop is not None:
@@ -47,3 +52,26 @@ def resume(core: Scheduler, reached: Reached, restored: list[Restored], delivery
         waiting=state.waiting,
         cached_blocks=state.pool.cached,
     )
+    adopted = sum(sequence.resident for sequence in known)
+    queued = [sequence for sequence in known if sequence.status is Status.WAITING]
+    return HandOver(
+        term=reached.session.term,
+        adopted_sequences=adopted,
+        queued_sequences=len(queued),
+        recomputed_tokens=sum(one.view.num_uncached_tokens for one in queued if one.num_output_tokens),
+        cached_blocks=state.pool.cached,
+        dropped_sequences=len(reached.held.sequences) - adopted,
+    )
+
+
+def announce_hand_over(metrics: SchedulerMetrics, events: EventBus) -> Callable[[HandOver], None]:
+    """What has a hand-over known: by log, metric and event."""
+
+    def on_hand_over(found: HandOver) -> None:
+        metrics.hand_over.total.inc()
+        metrics.hand_over.adopted_sequences.set(found.adopted_sequences)
+        metrics.hand_over.recomputed_tokens.set(found.recomputed_tokens)
+        log.info("hand-over", **dataclasses.asdict(found))
+        events.publish(found)
+
+    return on_hand_over

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListOf
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -94,12 +94,12 @@ class GuardedPolicy:
 
     # Changes, between two steps
 
-    def set(self, policy: Policy) -> None:
-        """Let `policy` decide from now on, with the state of the one before.
+    def set(self, policy: Policy, state: Mapping[str, object] | None = None) -> None:
+        """Let `policy` decide from now on, with `state`; None is that of the one before.
 
         Raises `PolicyFault`, and the one before stays, where it cannot take that over.
         """
-        state = self.exported()
+        state = self.exported() if state is None else state
         try:
             with self._time_limit:
                 policy.import_state(state)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import signal
+import sqlite3
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,18 +19,28 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from citybus import AsyncClient, Completion
+from citybus.admin.v1 import admin_pb2, admin_pb2_grpc
 from citybus.messages import RequestOptions
 from citybus.processes import child_command
 from citybus.reconnect import BROKEN
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc
 from tests.checkpoints import write_tiny
-from tests.e2e.field_cases.field import Field, InProcess, SchedulerBus, running_executor, scheduler_field
+from tests.e2e.field_cases.field import (
+    WITH_METRICS,
+    Field,
+    InProcess,
+    SchedulerBus,
+    running_executor,
+    scheduler_field,
+)
 from tests.e2e.field_cases.link import Link
-from tests.harness import ROOT, START_S, Service, wait_until
+from tests.harness import ROOT, START_S, Bus, Service, wait_until
 
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 LENGTH = 450
 GRACE_MS = 30_000
 AT_ONCE = [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "min", "max")]
@@ -98,7 +112,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def executor(model: Path, tmp_path: Path) -> Iterator[Service]:
     """Six seats for eight riders, and blocks for all of them."""
-    flags = ("--num-blocks", 256, "--max-sequences", 6, "--max-step-tokens", 48)
+    flags = ("--num-blocks", 256, "--max-sequences", 6, "--max-step-tokens", 48, *WITH_METRICS)
     with running_executor(model, tmp_path / "executor.log", *flags) as service:
         yield service
 
@@ -145,9 +159,9 @@ def hand_over(bus: SchedulerBus) -> None:
 WAYS: dict[str, Callable[[SchedulerBus], None]] = {"kill": kill, "SIGTERM": terminate, "SIGUSR1": hand_over}
 
 
-def ride_through(field: Field, change: Callable[[], None], times: int = 1) -> list[Reader]:
+def ride_through(field: Field, change: Callable[[], None], times: int = 1, **options: Any) -> list[Reader]:
     """All riders at once, with `change` in the middle."""
-    readers = [Reader(field.bus.address, request_of(number)) for number in range(len(PROMPTS))]
+    readers = [Reader(field.bus.address, request_of(number, **options)) for number in range(len(PROMPTS))]
     with ThreadPoolExecutor(len(readers)) as pool:
         futures = [pool.submit(reader.read) for reader in readers]
         for _ in range(times):
@@ -205,16 +219,75 @@ def test_executor_is_cut_off_and_comes_back(model: Path, executor: Service, tmp_
     with (
         Link(executor.address) as link,
         scheduler_field(model, tmp_path / "bus", InProcess(link.address), "--executor-timeout", 60) as field,
+        contextlib.ExitStack() as stack,
     ):
         expected = [field.ask(prompt, LENGTH, cache_salt=uuid.uuid4().hex).token_ids for prompt in PROMPTS[:6]]
         rides = [field.start(prompt, LENGTH) for prompt in PROMPTS[:6]]
         rides[0].read_some(5)
+        health = stack.enter_context(contextlib.closing(HealthWatch(field.bus.address)))
         link.cut()
         wait_until(lambda: bool(field.bus.scheduler.events("executor lost")), "it is noticed", 30)
         link.mend()
         assert [ride.read().token_ids for ride in rides] == expected
         assert set(boardings(field.bus).values()) <= {0, 1}, "somebody was computed again"
         assert field.bus.scheduler.events("executor connected")[-1]["resident"] == 6
+        assert health.seen == [SERVING, NOT_SERVING, SERVING]
+
+
+class HealthWatch:
+    """What the health service says of the generation service, change by change, until it is gone."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address)
+        request = health_pb2.HealthCheckRequest(service="citybus.v1.GenerationService")
+        self._call = health_pb2_grpc.HealthStub(self._channel).Watch(request)
+        self.seen = [next(self._call).status]
+        self._thread = threading.Thread(target=self._collect)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            for response in self._call:
+                self.seen.append(response.status)
+
+    def close(self) -> None:
+        self._call.cancel()
+        self._thread.join()
+        self._channel.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_between_two_schedulers_new_requests_are_told_when_to_come_back(
+    field_: Field, executor: Service, way: str
+) -> None:
+    """The executor stands still, so that the second one has no term yet; then both the old and the new request end."""
+    bus = field_.bus
+    reader = Reader(bus.address, request_of(0))
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(HealthWatch(bus.address)) as health:
+        reading = pool.submit(reader.read)
+        wait_until(lambda: len(reader.tokens) > 3, "tokens flow", 30)
+        executor.send(signal.SIGSTOP)
+        try:
+            WAYS[way](bus)  # type: ignore[arg-type]
+            wait_until(lambda: reader.breaks > 0, "the stream has broken", 30)
+            for request in (request_of(1), pb.AttachRequest(request_id="rider-0")):
+                stub = stub_of(bus.address)
+                ask = stub.Generate if isinstance(request, pb.GenerateRequest) else stub.Attach
+                with pytest.raises(grpc.RpcError) as refused:
+                    list(ask(request, timeout=30))
+                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert dict(refused.value.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
+            with contextlib.closing(HealthWatch(bus.address)) as successor:
+                assert successor.seen == [NOT_SERVING]
+                executor.send(signal.SIGCONT)
+                reading.result(60)
+                wait_until(lambda: successor.seen == [NOT_SERVING, SERVING], "the successor serves", 30)
+        finally:
+            executor.send(signal.SIGCONT)
+        assert health.seen == ([SERVING] if way == "kill" else [SERVING, NOT_SERVING])
+    assert len(reader.tokens) == LENGTH
+    assert len(Reader(bus.address, request_of(1)).read().tokens) == LENGTH
+    field_.check()
 
 
 def test_both_are_killed(field_: Field, executor: Service, references: list[tuple[tuple[int, ...], str]]) -> None:
@@ -227,14 +300,96 @@ def test_both_are_killed(field_: Field, executor: Service, references: list[tupl
     check(field_, ride_through(field_, kill_both), references)
 
 
-def test_prefix_hits_survive(field_: Field) -> None:
+def test_executor_says_itself_that_nothing_is_computed_again(field_: Field, executor: Service, tmp_path: Path) -> None:
+    """By its own counters, and those of the scheduler that took over; each run is on a cold cache."""
+
+    def computed(kind: str) -> float:
+        return executor.metric("executor_computed_tokens_total", kind=kind)
+
+    def all_ride() -> bool:
+        with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as database:
+            (live,) = database.execute("SELECT count(*) FROM requests WHERE ended IS NULL").fetchone()
+        return bool(live == len(PROMPTS) and len(field_.bus.resident()) == 6)
+
+    def kill_in_the_middle() -> None:
+        wait_until(all_ride, "six sit and two wait", 30)
+        kill(field_.bus)  # type: ignore[arg-type]
+
+    answers = []
+    for salt, change in (("undisturbed", lambda: None), ("killed", kill_in_the_middle)):
+        before = computed("prefill"), computed("decode")
+        answers.append([reader.tokens for reader in ride_through(field_, change, cache_salt=salt)])
+        assert computed("prefill") - before[0] == sum(len(prompt) - 1 for prompt in PROMPTS)
+        assert computed("decode") - before[1] == len(PROMPTS) * LENGTH
+    assert answers[0] == answers[1]
+    assert executor.metric("executor_sessions_opened_total") == 2
+    assert executor.metric("executor_pool_clears_total") == 0
+
+    with admin_of(field_.bus) as admin:
+        watching = admin.WatchEvents(admin_pb2.WatchEventsRequest(), timeout=10)
+        hand_over = next(watching).hand_over
+        watching.cancel()
+    assert hand_over == admin_pb2.HandOver(
+        term=2, adopted_sequences=6, queued_sequences=2, cached_blocks=hand_over.cached_blocks
+    )
+    assert hand_over.cached_blocks > 0, "of the run before"
+    assert field_.metric("handovers_total") == 1
+    assert field_.metric("handover_adopted_sequences") == 6
+    assert field_.metric("handover_recomputed_tokens") == 0
+
+
+def test_prefix_hits_survive(field_: Field, executor: Service) -> None:
     prompt = [9, *range(100)]
     field_.ask(prompt, 5)
     kill(field_.bus)  # type: ignore[arg-type]
     field_.client.wait_ready(START_S)
+    events = subprocess.Popen(
+        child_command(["citybus", "events", "--admin-address", field_.bus.scheduler.facts["admin_listen"]]),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+    )
+    assert events.stdout is not None
+    with events, events.stdout:
+        line = json.loads(events.stdout.readline())
+        events.terminate()
+    assert (line["event"], line["term"], line["adopted_sequences"]) == ("hand_over", 2, 0)
+    assert line["cached_blocks"] >= 6
+    before = executor.metric("executor_computed_tokens_total", kind="prefill")
     usage = field_.ask(prompt, 5).finish.usage
     assert usage.cached_tokens >= 96, "whole blocks are found by name, also where nobody holds them"
+    computed = executor.metric("executor_computed_tokens_total", kind="prefill") - before
+    assert computed == len(prompt) - 1 - usage.cached_tokens
     field_.check()
+
+
+def served(journal: Path, tenant: str) -> float:
+    """What the policy has charged a tenant with, as the journal knows."""
+    with contextlib.closing(sqlite3.connect(journal)) as database:
+        row = database.execute("SELECT record FROM policy").fetchone()
+    return float(json.loads(row[0])["state"].get("served", {}).get(tenant, 0.0)) if row else 0.0
+
+
+def test_policy_that_was_set_goes_on_with_its_state(field_: Field, tmp_path: Path) -> None:
+    bus = field_.bus
+    with admin_of(bus) as admin:
+        admin.SetPolicy(admin_pb2.SetPolicyRequest(name="fair_share", parameters={"weights": "gold=0.125"}))
+        before = admin.GetPolicy(admin_pb2.GetPolicyRequest())
+    for turn, way in enumerate(WAYS, start=1):
+        expected = turn * 80  # by weight: 4 tokens of a prompt, and 3 more at 2 each
+        field_.ask([*range(5 * turn, 5 * turn + 5)], 3, tenant="gold")
+        if way == "kill":  # it has no time for last words
+            wait_until(
+                lambda most=expected: served(tmp_path / "journal.db", "gold") == most, "the state is written", 10
+            )
+        WAYS[way](bus)  # type: ignore[arg-type]
+        field_.client.wait_ready(START_S)
+        with admin_of(bus) as admin:
+            assert admin.GetPolicy(admin_pb2.GetPolicyRequest()) == before
+        assert served(tmp_path / "journal.db", "gold") == expected
+    bus.scheduler.terminate()
+    bus.scheduler.flags += ("--policy", "priority")
+    bus.scheduler.restart()
+    assert bus.status().policy == "priority"
 
 
 def test_clients_of_the_library_do_not_notice(field_: Field, references: list[tuple[tuple[int, ...], str]]) -> None:
@@ -275,6 +430,12 @@ def test_older_scheduler_is_fenced(model: Path, executor: Service, tmp_path: Pat
             assert old.bus.scheduler.process.wait(START_S) == 3
             new.check()
             assert new.bus.scheduler.events("executor connected")[0]["resident"] == 1
+
+
+@contextlib.contextmanager
+def admin_of(bus: Bus) -> Iterator[Any]:
+    with grpc.insecure_channel(bus.scheduler.facts["admin_listen"]) as channel:
+        yield admin_pb2_grpc.AdminServiceStub(channel)
 
 
 def stub_of(address: str) -> Any:

@@ -76,8 +76,8 @@ class Client:
         call = self.stub.Reconcile(pb.ReconcileRequest(**options), timeout=TIMEOUT_S)
         return [wire.page_from_pb(page) async for page in call]
 
-    def metric(self, name: str) -> float:
-        return self.registry.get_sample_value(f"citybus:{name}") or 0.0
+    def metric(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"citybus:{name}", labels) or 0.0
 
 
 class ClientSession:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
 
+from common.metrics import ExecutorMetrics
 from common.step import InvalidPlan, NewSequence, Sampling, ScheduledSequence, SealedBlock, StaleTerm, StepPlan
+from executor_svc.config import Config
 from executor_svc.engine import Engine
+from executor_svc.startup import load_engine
 from tests.executor.conftest import MakeEngine
 from tests.executor.driver import GREEDY, Session, generate
 
@@ -70,6 +75,23 @@ def test_resuming_keeps_everything_and_opening_anew_nothing(engine: Engine) -> N
     Session(engine)
     (page,) = engine.resident(10)
     assert page.sequences == () and page.cached == () and page.last_step == 0
+
+
+def test_dropping_what_the_pool_holds_is_counted(tiny: Path) -> None:
+    registry = CollectorRegistry()
+    engine = load_engine(Config(model=tiny, num_threads=1, num_blocks=64), ExecutorMetrics(registry))
+
+    def clears() -> float | None:
+        return registry.get_sample_value("citybus:executor_pool_clears_total")
+
+    session = Session(engine)
+    assert clears() == 0, "it was empty"
+    session.step(new_sequences=(new(1, 3, 5),), sealed=(SealedBlock(3, bytes(16)),))
+    session = Session(engine, resume=True, step=session.last_step)
+    session.step(finished_ids=(1,))
+    assert clears() == 0
+    Session(engine)
+    assert clears() == 1, "a name was known"
 
 
 def test_a_chunk_draws_nothing_before_the_last(engine: Engine) -> None:

@@ -61,6 +61,9 @@ async def test_a_session_from_opening_to_end(client: Client) -> None:
     assert [token.sequence_id for token in first.sampled + second.sampled] == [1, 1]
     await session.call.done_writing()
     assert await session.ended() == (grpc.StatusCode.OK, "")
+    assert client.metric("executor_sessions_opened_total") == 1
+    assert client.metric("executor_computed_tokens_total", kind="prefill") == len(PROMPT) - 1
+    assert client.metric("executor_computed_tokens_total", kind="decode") == 2
     assert client.metric("executor_steps_total") == 2
     assert client.metric("executor_step_tokens_sum") == 21
     assert client.metric("executor_idle_seconds_total") > 0

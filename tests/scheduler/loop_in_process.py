@@ -101,6 +101,7 @@ async def running_loop(
         metrics,
         NoJournal(),
         on_serving=on_serving,
+        on_hand_over=lambda found: None,
         on_plan=lambda plan: None,
     )
     driving = asyncio.create_task(loop.run(lambda info: []))

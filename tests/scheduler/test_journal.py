@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import zlib
 from array import array
 from pathlib import Path
 
@@ -80,6 +81,66 @@ def filled(path: Path) -> None:
     tokens = {1: (0, array("I", range(50)))}
     file.commit(Batch([Entry(number, 0.0, b"request" * 100) for number in range(1, 50)], tokens))
     file.close()
+
+
+VERSION_1 = """
+DROP TABLE policy;
+DROP TABLE tokens;
+CREATE TABLE tokens (
+    sequence_id INTEGER NOT NULL, first_index INTEGER NOT NULL, ids BLOB NOT NULL, ids_crc INTEGER NOT NULL,
+    PRIMARY KEY (sequence_id, first_index)
+) WITHOUT ROWID;
+PRAGMA user_version = 1;
+"""
+
+
+def test_journal_of_version_1_is_read_and_gets_what_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    filled(path)
+    for statement in VERSION_1.split(";"):
+        change(statement, path)
+    with sqlite3.connect(path) as database:
+        for first, ids in ((30, range(30, 60)), (0, range(35))):
+            content = array("I", ids).tobytes()
+            database.execute("INSERT INTO tokens VALUES (7, ?, ?, ?)", (first, content, zlib.crc32(content)))
+    database.close()
+    for policy in (None, b"fcfs"):
+        file = JournalFile(path)
+        entries = file.read()
+        assert len(entries) == 49
+        assert {entry.sequence_id: entry.tokens for entry in entries if entry.tokens} == {7: tuple(range(60))}
+        assert file.read_policy() == policy
+        file.commit(Batch(policy=b"fcfs"))
+        file.close()
+
+
+async def test_policy_is_replaced_by_the_next(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path / "journal")
+    assert journal.policy is None
+    for record in (b"one", b"two"):
+        journal.remember_policy(record)
+        await journal.flushed()
+    await journal.close()
+    again = await open_journal(tmp_path / "journal")
+    assert again.policy == b"two"
+    await again.close()
+
+
+def test_damaged_policy_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    file = JournalFile(path)
+    file.commit(Batch(policy=b"fcfs"))
+    file.close()
+    change("UPDATE policy SET record = 'fair'", path)
+    with pytest.raises(StartupError, match="does not have its checksum"):
+        JournalFile(path).read_policy()
+
+
+def test_space_of_what_is_forgotten_can_be_given_back(tmp_path: Path) -> None:
+    filled(tmp_path / "journal")
+    with sqlite3.connect(tmp_path / "journal") as database:
+        assert database.execute("PRAGMA auto_vacuum").fetchone() == (2,), "incremental"
+    database.close()
 
 
 def change(statement: str, path: Path) -> None:

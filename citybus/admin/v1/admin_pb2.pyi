@@ -865,6 +865,7 @@ class WatchEventsResponse(_message.Message):
     EXECUTOR_LOST_FIELD_NUMBER: _builtins.int
     DRAINING_CHANGED_FIELD_NUMBER: _builtins.int
     POLICIES_RELOADED_FIELD_NUMBER: _builtins.int
+    HAND_OVER_FIELD_NUMBER: _builtins.int
     unix_ms: _builtins.int
     """When, in milliseconds since 1970 (UTC)."""
     number: _builtins.int
@@ -897,6 +898,10 @@ class WatchEventsResponse(_message.Message):
     def policies_reloaded(self) -> Global___PoliciesReloaded:
         """New policy code was read."""
 
+    @_builtins.property
+    def hand_over(self) -> Global___HandOver:
+        """The scheduler took over what another one had left."""
+
     def __init__(
         self,
         *,
@@ -909,12 +914,13 @@ class WatchEventsResponse(_message.Message):
         executor_lost: Global___ExecutorLost | None = ...,
         draining_changed: Global___DrainingChanged | None = ...,
         policies_reloaded: Global___PoliciesReloaded | None = ...,
+        hand_over: Global___HandOver | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draining_changed", b"draining_changed", "event", b"event", "executor_connected", b"executor_connected", "executor_lost", b"executor_lost", "policies_reloaded", b"policies_reloaded", "policy_changed", b"policy_changed", "policy_rolled_back", b"policy_rolled_back", "preempted", b"preempted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining_changed", b"draining_changed", "event", b"event", "executor_connected", b"executor_connected", "executor_lost", b"executor_lost", "hand_over", b"hand_over", "policies_reloaded", b"policies_reloaded", "policy_changed", b"policy_changed", "policy_rolled_back", b"policy_rolled_back", "preempted", b"preempted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining_changed", b"draining_changed", "event", b"event", "executor_connected", b"executor_connected", "executor_lost", b"executor_lost", "number", b"number", "policies_reloaded", b"policies_reloaded", "policy_changed", b"policy_changed", "policy_rolled_back", b"policy_rolled_back", "preempted", b"preempted", "unix_ms", b"unix_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining_changed", b"draining_changed", "event", b"event", "executor_connected", b"executor_connected", "executor_lost", b"executor_lost", "hand_over", b"hand_over", "number", b"number", "policies_reloaded", b"policies_reloaded", "policy_changed", b"policy_changed", "policy_rolled_back", b"policy_rolled_back", "preempted", b"preempted", "unix_ms", b"unix_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["policy_changed", "policy_rolled_back", "preempted", "executor_connected", "executor_lost", "draining_changed", "policies_reloaded"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["policy_changed", "policy_rolled_back", "preempted", "executor_connected", "executor_lost", "draining_changed", "policies_reloaded", "hand_over"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -1083,3 +1089,47 @@ class PoliciesReloaded(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PoliciesReloaded: _TypeAlias = PoliciesReloaded  # noqa: Y015
+
+@_typing.final
+class HandOver(_message.Message):
+    """The scheduler took over what another one had left."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERM_FIELD_NUMBER: _builtins.int
+    ADOPTED_SEQUENCES_FIELD_NUMBER: _builtins.int
+    QUEUED_SEQUENCES_FIELD_NUMBER: _builtins.int
+    CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    DROPPED_SEQUENCES_FIELD_NUMBER: _builtins.int
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    """The term of its session with the executor."""
+    adopted_sequences: _builtins.int
+    """Sequences that run on in their blocks, with nothing computed again."""
+    queued_sequences: _builtins.int
+    """Sequences that wait: they waited before, or the executor does not hold them any more."""
+    cached_blocks: _builtins.int
+    """Blocks that nobody holds and that keep a known prefix."""
+    dropped_sequences: _builtins.int
+    """Sequences that the executor held and nobody knows: they leave it."""
+    recomputed_tokens: _builtins.int
+    """Of the sequences that wait and had begun to answer, the tokens to compute again: all that they have, without whole
+    blocks in the prefix cache.
+    """
+    def __init__(
+        self,
+        *,
+        term: _builtins.int = ...,
+        adopted_sequences: _builtins.int = ...,
+        queued_sequences: _builtins.int = ...,
+        cached_blocks: _builtins.int = ...,
+        dropped_sequences: _builtins.int = ...,
+        recomputed_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_sequences", b"adopted_sequences", "cached_blocks", b"cached_blocks", "dropped_sequences", b"dropped_sequences", "queued_sequences", b"queued_sequences", "recomputed_tokens", b"recomputed_tokens", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOver: _TypeAlias = HandOver  # noqa: Y015

@@ -158,7 +158,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """Tells what happens from now on, until the call is closed. A caller that reads too slowly misses events.
+        """Tells what happens from now on, until the call is closed, after the hand-over that the scheduler began with, if there
+        was one. A caller that reads too slowly misses events.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -56,7 +56,9 @@ class AdminServiceStub:
     DumpState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]
     """Lists what is in flight, eldest first."""
     WatchEvents: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchEventsRequest, _admin_pb2.WatchEventsResponse]
-    """Tells what happens from now on, until the call is closed. A caller that reads too slowly misses events."""
+    """Tells what happens from now on, until the call is closed, after the hand-over that the scheduler began with, if there
+    was one. A caller that reads too slowly misses events.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -86,7 +88,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     DumpState: _aio.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]  # type: ignore[assignment]
     """Lists what is in flight, eldest first."""
     WatchEvents: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchEventsRequest, _admin_pb2.WatchEventsResponse]  # type: ignore[assignment]
-    """Tells what happens from now on, until the call is closed. A caller that reads too slowly misses events."""
+    """Tells what happens from now on, until the call is closed, after the hand-over that the scheduler began with, if there
+    was one. A caller that reads too slowly misses events.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Operating a scheduler. Where it has an admin token, every call but GetStatus needs the metadata
@@ -173,6 +177,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.WatchEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchEventsResponse], _abc.AsyncIterator[_admin_pb2.WatchEventsResponse]]:
-        """Tells what happens from now on, until the call is closed. A caller that reads too slowly misses events."""
+        """Tells what happens from now on, until the call is closed, after the hand-over that the scheduler began with, if there
+        was one. A caller that reads too slowly misses events.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -136,7 +136,12 @@ class SchedulerLoop:
             raise
 
     def let_go(self) -> None:
-        """Do nothing more: whatever runs and waits is left, as it is, to the next scheduler."""
+        """Do nothing more: whatever runs and waits is left, as it is, to the next scheduler.
+
+        Where that one has no journal to read, it ends with an error.
+        """
+        if not self._journal.lasts:
+            self._abandon(Abandoned("another scheduler takes over and does not know this request: send it again"))
         self._gone = self._draining = True
         self._core = self._info = None
         if self._drive is not None:

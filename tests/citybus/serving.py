@@ -27,8 +27,8 @@ class Serving:
     """A `citybus serve` on ports of its own, and what it has said so far."""
 
     def __init__(self, model: Path, *arguments: str) -> None:
-        self.address, admin, executor = (f"127.0.0.1:{free_port()}" for _ in range(3))
-        addresses = (f"--listen={self.address}", f"--admin-listen={admin}", f"--executor-listen={executor}")
+        self.address, admin, self.executor = (f"127.0.0.1:{free_port()}" for _ in range(3))
+        addresses = (f"--listen={self.address}", f"--admin-listen={admin}", f"--executor-listen={self.executor}")
         limits = ("--kv-cache-memory=16", "--num-threads=1")
         self.process = subprocess.Popen(
             [*CITYBUS, "serve", f"--model={model}", *addresses, *limits, *arguments],

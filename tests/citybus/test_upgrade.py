@@ -18,8 +18,10 @@ from citybus import Client, Unavailable
 from citybus.messages import RequestOptions
 from tests.checkpoints import write_tiny
 from tests.citybus.serving import CITYBUS, WAIT_S, Serving, free_port
+from tests.harness import Service
 
-RIDERS = 4
+LENGTHS = (400, 363, 326, 289)
+"""Of the answers; they differ, so that there is always one under way."""
 OPTIONS: RequestOptions = {"max_tokens": 400, "temperature": 0.8, "seed": 7, "ignore_eos": True}
 
 
@@ -52,41 +54,49 @@ def upgrade(model: Path, address: str, expect: int = 0) -> subprocess.CompletedP
 
 
 class Riders:
-    """Clients that ask for one answer again and again, for as long as the `with` block takes; none may differ."""
+    """Clients that ask for an answer again and again, for as long as the `with` block takes; none may differ."""
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._enough = threading.Event()
-        self._pool = ThreadPoolExecutor(RIDERS)
+        self._enough, self._one_has_begun = threading.Event(), threading.Event()
+        self._pool = ThreadPoolExecutor(len(LENGTHS))
         self._riders: list[Future[int]] = []
         with Client(address) as client:
             self._expected = client.complete("the rain", **OPTIONS).token_ids
-        assert len(self._expected) == 400
+        assert len(self._expected) == max(LENGTHS)
 
     def __enter__(self) -> Riders:
-        self._riders = [self._pool.submit(self._ride) for _ in range(RIDERS)]
+        self._riders = [self._pool.submit(self._ride, length) for length in LENGTHS]
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._enough.set()
         self._pool.shutdown()
 
+    def wait_for_one(self) -> None:
+        """Return when an answer has just begun."""
+        self._one_has_begun.clear()
+        assert self._one_has_begun.wait(WAIT_S)
+
     def check(self) -> None:
+        """Every answer that began has come to its end."""
         assert all(rider.result() >= 1 for rider in self._riders)
 
-    def _ride(self) -> int:
+    def _ride(self, length: int) -> int:
         rides = 0
         with Client(self._address) as client:
             while not self._enough.is_set():
                 tokens: list[int] = []
                 try:
-                    with client.generate("the rain", **OPTIONS) as stream:
+                    with client.generate("the rain", **OPTIONS | {"max_tokens": length}) as stream:
                         for delta in stream:
+                            if not tokens:
+                                self._one_has_begun.set()
                             tokens += delta.token_ids
                 except Unavailable:  # nobody was there to take it
                     assert not tokens
                 else:
-                    assert tuple(tokens) == self._expected
+                    assert tuple(tokens) == self._expected[:length]
                     rides += 1
         return rides
 
@@ -115,21 +125,34 @@ def test_streams_go_on_whatever_becomes_of_the_scheduler(model: Path, tmp_path: 
             assert re.fullmatch(r"version (\S+) -> \1, with a pause of \d+\.\d\d s", said[2])
             assert len(said) == 3
             for number in range(3):
+                riders.wait_for_one()
                 os.kill(serving.children()["scheduler_svc"], signal.SIGUSR1)
                 serving.says("the scheduler is healthy", times=3 + number)
         riders.check()
         assert serving.children()["scheduler_svc"] != first
         assert sum("was told to end: starting it again" in line for line in serving.lines) == 3
         assert len(resident(serving)) == 5
-        assert all(1 <= count <= RIDERS for count in resident(serving)[1:])
+        assert all(1 <= count <= len(LENGTHS) for count in resident(serving)[1:])
         assert serving.end() == 0
 
 
-def test_without_a_journal_there_is_no_upgrade(model: Path) -> None:
-    with served(model, "--journal=none") as serving:
+def test_without_a_journal_nobody_takes_over_but_another_scheduler_and_then_for_good(
+    model: Path, tmp_path: Path
+) -> None:
+    with served(model, "--journal=none") as serving, Client(serving.address) as client:
         said = upgrade(model, serving.address, expect=1)
         assert said.stderr.startswith("citybus: the scheduler has no journal, so that nobody can take over from it")
-        assert serving.end() == 0
+        with client.generate("the rain", **OPTIONS | {"max_tokens": 500}) as stream:
+            next(stream)
+            flags = ("--model", str(model), "--executor", serving.executor, "--admin-listen", "127.0.0.1:0")
+            other = Service("scheduler_svc", tmp_path / "other.log", *flags)
+            try:
+                assert serving.process.wait(WAIT_S) == 1
+            finally:
+                other.kill()
+    assert serving.lines[-1].startswith("citybus: the scheduler ended (exit code 3): another scheduler has taken the")
+    assert serving.lines[-1].endswith("stop the one of the two that is not wanted, then serve again")
+    assert sum("the scheduler is healthy" in line for line in serving.lines) == 1
 
 
 def test_without_a_server_there_is_one_clear_line(model: Path) -> None:

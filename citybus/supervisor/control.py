@@ -61,7 +61,7 @@ def ask_to_upgrade(path: Path, say: Say) -> None:
         except OSError as error:
             raise Failure(
                 f"no 'citybus serve' of this user can be reached at {path} ({error.strerror or error}): start one, or "
-                "name the address it listens on with --address; docs/docker.md says how a container is upgraded"
+                "say with --listen where it listens; docs/docker.md says how a container is upgraded"
             ) from error
         with connection.makefile("rw", encoding="utf-8") as lines, contextlib.suppress(OSError):
             print(_UPGRADE, file=lines, flush=True)

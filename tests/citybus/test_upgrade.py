@@ -42,7 +42,7 @@ def served(model: Path, *arguments: str) -> Iterator[Serving]:
 
 def upgrade(model: Path, address: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [*CITYBUS, "upgrade", f"--address={address}"],
+        [*CITYBUS, "upgrade", f"--listen={address}"],
         env=os.environ | {"XDG_STATE_HOME": str(model.parent / "state")},
         capture_output=True,
         text=True,
@@ -159,6 +159,6 @@ def test_without_a_server_there_is_one_clear_line(model: Path) -> None:
     port = free_port()
     assert upgrade(model, f"127.0.0.1:{port}", expect=1).stderr == (
         f"citybus: no 'citybus serve' of this user can be reached at {model.parent}/state/citybus/serve-{port}.socket "
-        "(No such file or directory): start one, or name the address it listens on with --address; docs/docker.md says "
-        "how a container is upgraded\n"
+        "(No such file or directory): start one, or say with --listen where it listens; docs/docker.md says how a "
+        "container is upgraded\n"
     )

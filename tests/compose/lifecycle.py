@@ -190,7 +190,7 @@ def kill(stack: Stack, service: str) -> None:
 def resident(stack: Stack) -> int:
     """How many requests the scheduler found under way when it connected to the executor for the last time."""
     log = stack.compose("logs", "--no-color", "--no-log-prefix", "scheduler").splitlines()
-    connected = [json.loads(line) for line in log if '"executor connected"' in line]
+    connected = [json.loads(line[line.index("{") :]) for line in log if '"executor connected"' in line]
     return int(max(connected, key=lambda event: str(event["timestamp"]))["resident"])
 
 

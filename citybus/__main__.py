@@ -1,4 +1,4 @@
-"""The command line: `citybus serve | generate | chat | status | policy | drain | events | health | model`.
+"""The command line: `citybus serve | upgrade | generate | chat | status | policy | drain | events | health | model`.
 
 Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
@@ -16,6 +16,7 @@ from citybus.failure import Failure
 
 COMMANDS = {
     "serve": "start the executor and the scheduler, and keep them running",
+    "upgrade": "replace the scheduler of a running 'citybus serve' by what is installed now; streams go on",
     "generate": "send one prompt and print the answer as it is made",
     "chat": "talk with the model",
     "status": "show seats, queue, KV pool and tokens per second of a scheduler",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -50,10 +52,12 @@ async def serve(settings: Config) -> None:
     files = read_model_files(settings.model)
     template = ChatTemplate(files.chat_template, files.special_tokens) if files.chat_template else None
     encoder = PromptEncoder(Tokenizer(files), template)
+    shelf = PolicyShelf(settings.policy_folder)
+    await _check(settings, shelf)
     client = ExecutorClient(settings.executor)
     journal = await open_journal(settings.journal) if settings.journal is not None else NoJournal()
     try:
-        await _serve(settings, files.eos_token_ids, encoder, client, journal)
+        await _serve(settings, files.eos_token_ids, encoder, client, journal, shelf)
     finally:
         await journal.close()
 
@@ -64,20 +68,18 @@ async def _serve(
     encoder: PromptEncoder,
     client: ExecutorClient,
     journal: Journal,
+    shelf: PolicyShelf,
 ) -> None:
     registry = CollectorRegistry()
     metrics = SchedulerMetrics(registry)
     events = EventBus()
-    shelf = await _shelf(settings)
+    await _load(shelf, settings.policy_folder)  # what has changed since, where this was a standby for long
     time_limit = Alarm(settings.policy_time_limit)
     guarded = _guarded_policy(settings, shelf, time_limit, announce(metrics, events))
     metrics.set_policy(guarded.name)
     memory = PolicyMemory(guarded, journal, settings.policy)
     memory.restore(shelf)
-    server = GrpcServer(
-        settings.listen, services=["citybus.v1.GenerationService"], max_message_bytes=settings.max_request_bytes
-    )
-    admin = _admin_server(settings)
+    server, admin = _client_server(settings), _admin_server(settings)
     with contextlib.ExitStack() as stack:
         loop = SchedulerLoop(
             client,
@@ -130,15 +132,20 @@ def _operating(loop: SchedulerLoop, desk: PolicyDesk, events: EventBus, server: 
     )
 
 
-async def _shelf(settings: Config) -> PolicyShelf:
-    """All policies; files that are refused are logged. Raises `StartupError` where there is no such folder."""
-    shelf = PolicyShelf(settings.policy_folder)
-    if settings.policy_folder is not None:
+async def _check(settings: Config, shelf: PolicyShelf) -> None:
+    """Whether it could serve: a standby must not find out when the one before it has gone. Raises `StartupError`."""
+    await _load(shelf, settings.policy_folder)
+    _guarded_policy(settings, shelf, Alarm(settings.policy_time_limit), lambda change: None)
+    read_token(settings.admin_token_file, os.environ)
+
+
+async def _load(shelf: PolicyShelf, folder: Path | None) -> None:
+    """Read the folder; files that are refused are logged. Raises `StartupError` where there is no such folder."""
+    if folder is not None:
         try:
             await shelf.reload()
         except InvalidRequest as error:
             raise StartupError(str(error)) from error
-    return shelf
 
 
 def _guarded_policy(
@@ -149,6 +156,12 @@ def _guarded_policy(
     except (NotFound, InvalidRequest) as error:
         raise StartupError(f"--policy: {error}") from error
     return GuardedPolicy(policy, time_limit=time_limit, starvation_s=settings.starvation_limit, on_change=on_change)
+
+
+def _client_server(settings: Config) -> GrpcServer:
+    return GrpcServer(
+        settings.listen, services=["citybus.v1.GenerationService"], max_message_bytes=settings.max_request_bytes
+    )
 
 
 def _admin_server(settings: Config) -> GrpcServer:
@@ -212,6 +225,7 @@ def main() -> int:
             Config, sys.argv[1:], os.environ, prog="python -m scheduler_svc", env_prefix="CITYBUS_SCHEDULER"
         )
         log.configure("scheduler", settings.log_level)
+        structlog.get_logger().info("starting", version=importlib.metadata.version("citybus"))
         asyncio.run(serve(settings))
     except StartupError as error:
         print(f"scheduler: {error}", file=sys.stderr)

@@ -23,13 +23,10 @@ from scheduler_svc.executor_client import Contradiction, ExecutorClient, Fenced,
 from scheduler_svc.journal import Journal
 from scheduler_svc.output_stream import OutputSink
 from scheduler_svc.patience import Patience
-from scheduler_svc.reach import Reached, reach
+from scheduler_svc.reach import RETRY_S, Reached, reach
 from scheduler_svc.restored import Restored
 from scheduler_svc.step_metrics import StepMetrics
 from scheduler_svc.succession import resume, take_in
-
-RETRY_S = 0.2
-"""Between two attempts to reach the executor."""
 
 Recover = Callable[[ExecutorInfo], list[Restored]]
 """Gives the requests of the process before this one, once the model is known."""
@@ -142,7 +139,12 @@ class SchedulerLoop:
             raise
 
     def let_go(self) -> None:
-        """Do nothing more: whatever runs and waits is left, as it is, to the next scheduler."""
+        """Do nothing more: whatever runs and waits is left, as it is, to the next scheduler.
+
+        Where that one has no journal to read, it ends with an error.
+        """
+        if not self._journal.lasts:
+            self._abandon(Abandoned("another scheduler takes over and does not know this request: send it again"))
         self._gone = self._draining = True
         self._core = self._info = None
         if self._drive is not None:
@@ -158,10 +160,13 @@ class SchedulerLoop:
         """
         while True:
             try:
-                reached = await self._connect()
+                anew = self._core is None
+                reached = await reach(self._client, anew=anew, epoch=self._epoch, may_go_on=self._may_go_on)
                 if reached is None:
                     return
                 async with reached.session:
+                    if self._gone:
+                        return
                     drive = self._take_up(reached, recover)
                     await self._on_serving(True)
                     await drive.run()
@@ -182,24 +187,10 @@ class SchedulerLoop:
             self._pass_time()
             await asyncio.sleep(RETRY_S)
 
-    async def _connect(self) -> Reached | None:
-        """Reach the executor, however long it takes; meanwhile time limits pass and, in the end, patience does.
-
-        None where this scheduler has let go. Raises `Fenced`.
-        """
-        told = False
-        while not self._gone:
-            try:
-                return await reach(self._client, anew=self._core is None, epoch=self._epoch)
-            except Fenced:
-                raise
-            except SessionLost as error:
-                if not told:
-                    log.info("waiting for the executor", address=self._client.address, reason=str(error))
-                    told = True
-            self._pass_time()
-            await asyncio.sleep(RETRY_S)
-        return None
+    def _may_go_on(self) -> bool:
+        """While there is no executor: time limits pass, and in the end patience does."""
+        self._pass_time()
+        return not self._gone
 
     def _pass_time(self) -> None:
         if self._core is not None:

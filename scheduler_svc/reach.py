@@ -1,15 +1,23 @@
-"""One attempt to take an executor over."""
+"""How an executor is taken over."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import structlog
 
 from common.step import ExecutorInfo
 from scheduler_svc.core.adoption import Residency
-from scheduler_svc.executor_client import ExecutorClient, Session
+from scheduler_svc.executor_client import ExecutorClient, Fenced, Session, SessionLost
 
 TIMEOUT_S = 2.0
 """For each of the calls it takes, in seconds."""
+RETRY_S = 0.2
+"""Between two attempts."""
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +29,34 @@ class Reached:
     held: Residency
 
 
-async def reach(client: ExecutorClient, *, anew: bool, epoch: bytes | None) -> Reached:
-    """Open a session. Raises `SessionLost`, and `Fenced` where another scheduler has taken the executor over.
+async def reach(
+    client: ExecutorClient, *, anew: bool, epoch: bytes | None, may_go_on: Callable[[], bool]
+) -> Reached | None:
+    """Open a session with the executor, however long it takes to reach it.
+
+    None where `may_go_on`, asked after each attempt that failed, says no. Raises `Fenced` where another scheduler has
+    taken the executor over.
 
     What the executor holds is kept where this process has not driven one yet (`anew`), or where it is in the `epoch`
-    that it drove last and left without a contradiction. Our session is opened first: it is read when no other
-    scheduler can change it any more.
+    that it drove last and left without a contradiction.
     """
+    told = False
+    while True:
+        try:
+            return await _attempt(client, anew=anew, epoch=epoch)
+        except SessionLost as error:
+            if isinstance(error, Fenced):
+                raise
+            if not told:
+                log.info("waiting for the executor", address=client.address, reason=str(error))
+                told = True
+        await asyncio.sleep(RETRY_S)
+        if not may_go_on():
+            return None
+
+
+async def _attempt(client: ExecutorClient, *, anew: bool, epoch: bytes | None) -> Reached:
+    """Our session is opened first, and what the executor holds is read when no other scheduler can change it."""
     info = await client.describe(TIMEOUT_S)
     resume = anew or info.epoch == epoch
     session = await client.open(info.epoch, resume=resume, timeout_s=TIMEOUT_S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import shutil
 import socket
 import sys
@@ -21,6 +20,7 @@ from citybus.failure import Failure
 from citybus.messages import RequestOptions
 from citybus.models.store import DEFAULT_ALIAS
 from citybus.supervisor.child import Service
+from citybus.supervisor.control import control_path, controlled, state_folder
 from citybus.supervisor.supervisor import Supervisor
 
 PROMPT = "What is the capital of France?"
@@ -32,6 +32,8 @@ _PASSED_ON = {
 }
 _EXECUTOR_GRACE_S = 5.0  # it is told to end when the scheduler has ended, and nobody waits for it any more
 _MARGIN_S = 5.0
+_FENCED = 3  # how a scheduler ends whose executor another one has taken over
+_FENCED_HELP = "a restart would take it back; stop the one of the two that is not wanted, then serve again"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +98,8 @@ async def _serve(args: argparse.Namespace, model: Path) -> None:
         start_timeout_s=args.start_timeout,
         verbose=args.verbose,
     )
-    await supervisor.run(lambda: _prove(args.listen))
+    async with controlled(control_path(args.listen), lambda tell: supervisor.replace("scheduler", tell), _say):
+        await supervisor.run(lambda: _prove(args.listen))
     _say("ended")
 
 
@@ -112,7 +115,7 @@ def _executor(args: argparse.Namespace, model: Path) -> Service:
 
 def _scheduler(args: argparse.Namespace, model: Path) -> Service:
     addresses = (f"--listen={args.listen}", f"--admin-listen={args.admin_listen}")
-    journal = args.journal or _default_journal(args.listen)
+    journal = args.journal or state_folder() / f"scheduler-{args.listen.rpartition(':')[2]}.journal"
     executor = f"--executor={_reachable(args.executor_listen)}"
     fixed = (f"--model={model}", *addresses, executor, f"--journal={journal}")
     return Service(
@@ -120,14 +123,9 @@ def _scheduler(args: argparse.Namespace, model: Path) -> Service:
         ("scheduler_svc", *fixed, *_passed_on("scheduler", args), *args.scheduler_arg),
         _reachable(args.listen),
         args.drain_grace + _MARGIN_S,
+        final_codes={_FENCED: _FENCED_HELP},
+        can_stand_by=str(journal).lower() != "none",
     )
-
-
-def _default_journal(listen: str) -> Path:
-    """One for each port, in the place of the XDG base directory specification."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(state) if os.path.isabs(state) else Path.home() / ".local/state"  # noqa: PTH117
-    return base / "citybus" / f"scheduler-{listen.rpartition(':')[2]}.journal"
 
 
 def _passed_on(service: str, args: argparse.Namespace) -> list[str]:

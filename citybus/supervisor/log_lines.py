@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 _BESIDE = ("event", "level", "service", "timestamp")
 _WORTH_SHOWING = (None, "warning", "error", "critical")
@@ -11,10 +13,12 @@ _WORTH_SHOWING = (None, "warning", "error", "critical")
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line for people; `level` is the log's, None for one that did not come from the log."""
+    """A line for people; the rest is the log's: `level` is None for a line that did not come from it."""
 
     level: str | None
     text: str
+    event: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_plain(self) -> bool:
@@ -35,5 +39,7 @@ def parse(line: str) -> LogLine:
         return LogLine(None, line)
     if not isinstance(event, dict) or "event" not in event:
         return LogLine(None, line)
-    values = (f"{key}={value}" for key, value in event.items() if key not in _BESIDE)
-    return LogLine(str(event.get("level", "info")), " ".join((str(event["event"]), *values)))
+    name = str(event["event"])
+    values = {key: value for key, value in event.items() if key not in _BESIDE}
+    text = " ".join((name, *(f"{key}={value}" for key, value in values.items())))
+    return LogLine(str(event.get("level", "info")), text, name, values)

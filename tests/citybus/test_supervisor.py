@@ -5,77 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from citybus.failure import Failure
-from citybus.supervisor import supervisor as module
-from citybus.supervisor.child import Service
+from citybus.supervisor import keeper
 from citybus.supervisor.log_lines import LogLine, parse
-from citybus.supervisor.supervisor import Supervisor
-
-FIRST, SECOND = "engine", "gate"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@dataclass
-class Stage:
-    """Two stand-ins under a supervisor, and what was said of them."""
-
-    journal: Path
-    said: list[str] = field(default_factory=list)
-    ports: dict[str, int] = field(default_factory=lambda: {FIRST: free_port(), SECOND: free_port()})
-
-    def supervisor(
-        self, first: tuple[str, ...] = (), second: tuple[str, ...] = (), *, grace_s: float = 30.0, start_s: float = 60.0
-    ) -> Supervisor:
-        services = [self._service(FIRST, first, grace_s), self._service(SECOND, second, grace_s)]
-        return Supervisor(services, self.said.append, start_timeout_s=start_s, verbose=False)
-
-    def _service(self, name: str, flags: tuple[str, ...], grace_s: float) -> Service:
-        arguments = (str(self.ports[name]), str(self.journal), *flags)
-        return Service(name, ("stand_in", *arguments), f"127.0.0.1:{self.ports[name]}", grace_s)
-
-    def events(self) -> list[tuple[int, str, str]]:
-        """Pid, service and what happened, in order."""
-        names = {str(port): name for name, port in self.ports.items()}
-        lines = self.journal.read_text().splitlines() if self.journal.exists() else []
-        return [(int(pid), names[port], what) for pid, port, what in map(str.split, lines)]
-
-    def assert_nothing_runs(self) -> None:
-        for pid, _, _ in self.events():
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
-
-
-@pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    return Stage(tmp_path / "journal")
-
-
-async def nothing() -> None:
-    pass
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-async def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+from tests.citybus.stage import FIRST, SECOND, Stage, nothing, terminate, until
 
 
 async def test_signal_drains_the_last_service_first(stage: Stage) -> None:
@@ -118,7 +55,7 @@ async def test_service_that_is_killed_later_is_started_again(stage: Stage) -> No
 
 
 async def test_service_that_dies_again_and_again_ends_everything(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(keeper, "FIRST_BACKOFF_S", 0.01)
     fatal = stage.journal.with_name("fatal")
 
     async def when_up() -> None:
@@ -165,7 +102,7 @@ async def test_failed_proof_ends_everything(stage: Stage) -> None:
 
 def test_log_lines_are_made_readable() -> None:
     line = '{"event": "slow step", "level": "warning", "service": "executor", "timestamp": "now", "ms": 7}'
-    assert parse(line) == LogLine("warning", "slow step ms=7")
+    assert parse(line) == LogLine("warning", "slow step ms=7", "slow step", {"ms": 7})
     assert not parse('{"event": "serving", "level": "info"}').matters
     for plain in ("Traceback (most recent call last):", "17", '{"level": "info"}', "[1, 2"):
         assert parse(plain) == LogLine(None, plain)

@@ -12,8 +12,10 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -33,30 +35,47 @@ BUILD_S = 1500
 UP_S = 300
 
 
-class Stack:
-    """The project under test, on ports of its own; `extra` is a file of this folder that comes last."""
+KILL = "kill -9 $(cat /proc/1/task/1/children)"
+POLICY = """
+from scheduler_svc.core.policy import Policy
 
-    def __init__(self) -> None:
+class Youngest(Policy):
+    name = "youngest"
+
+    def admission_order(self, waiting, step, now):
+        return list(waiting)[::-1]
+"""
+
+
+class Stack:
+    """The project under test; `policies` is its policy folder, `overlay` a file of the root that comes second.
+
+    It has ports of its own. `extra` is a file of this folder that comes last.
+    """
+
+    def __init__(self, policies: Path, overlay: str = "") -> None:
+        self.policies = policies
         self.address, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
         self._environment = os.environ | {
             "COMPOSE_PROJECT_NAME": PROJECT,
             "CITYBUS_PUBLISH": self.address,
             "CITYBUS_PUBLISH_ADMIN": admin,
             "CITYBUS_ADMIN_ADDRESS": admin,
+            "CITYBUS_POLICIES": str(policies),
             "CITYBUS_STOP_GRACE": "100s",
         }
-        self._files = os.environ.get("COMPOSE_FILE", "compose.yaml")
+        first, *others = os.environ.get("COMPOSE_FILE", "compose.yaml").split(os.pathsep)
+        self._files = [first, *([overlay] if overlay else []), *others]
 
     def compose(self, *arguments: str, extra: str = "testing.yaml", expect: int = 0, timeout: float = 120) -> str:
-        files = f"{self._files}{os.pathsep}{ROOT / 'tests/compose' / extra}"
-        return self.run("docker", "compose", *arguments, files=files, expect=expect, timeout=timeout)
+        return self.run("docker", "compose", *arguments, extra=extra, expect=expect, timeout=timeout)
 
-    def run(self, *command: str, files: str = "", expect: int = 0, timeout: float = 120) -> str:
+    def run(self, *command: str, extra: str = "testing.yaml", expect: int = 0, timeout: float = 120) -> str:
         """Output of a command, standard error included, held against its exit code."""
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=self._environment | {"COMPOSE_FILE": files},
+            env=self._environment | {"COMPOSE_FILE": os.pathsep.join([*self._files, f"tests/compose/{extra}"])},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -97,9 +116,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def folder_for_policies(factory: pytest.TempPathFactory) -> Path:
+    """An empty folder that the containers' user can read."""
+    folder = factory.mktemp("policies")
+    folder.chmod(0o755)
+    return folder
+
+
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    made = Stack()
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    made = Stack(folder_for_policies(tmp_path_factory))
     made.compose("down", "--volumes", "--remove-orphans")
     made.compose("build", timeout=BUILD_S)
     try:
@@ -117,9 +143,55 @@ def assert_serves(stack: Stack) -> None:
     assert "Paris" in answer.text
 
 
+@contextmanager
+def riding(stack: Stack, expected: tuple[int, ...]) -> Iterator[None]:
+    """Two clients ask for the story again and again while the block runs: none sees another token, or an error.
+
+    The longest pause between two parts of a story is printed.
+    """
+    enough, boarded = threading.Event(), threading.Barrier(3)
+    with ThreadPoolExecutor(2) as pool:
+        riders = [pool.submit(ride, stack, expected, boarded, enough) for _ in range(2)]
+        boarded.wait(UP_S)
+        try:
+            yield
+        finally:
+            enough.set()
+        print(f"longest pause {max(rider.result() for rider in riders):.2f} s")
+
+
+def ride(stack: Stack, expected: tuple[int, ...], boarded: threading.Barrier, enough: threading.Event) -> float:
+    """Seconds of the longest pause."""
+    longest, first = 0.0, True
+    while not enough.is_set():
+        tokens: list[int] = []
+        try:
+            with stack.story() as stream:
+                last = time.monotonic()
+                for part in stream:
+                    longest = max(longest, time.monotonic() - last if tokens else 0.0)
+                    last = time.monotonic()
+                    tokens += part.token_ids
+                    if first:
+                        boarded.wait()
+                        first = False
+        except Unavailable:  # nobody was there to take it
+            assert not tokens
+        else:
+            assert tuple(tokens) == expected
+    return longest
+
+
 def kill(stack: Stack, service: str) -> None:
     """Kill the service's process from inside, as the kernel would for memory: only a crash makes Docker restart it."""
-    stack.inside(service, "kill -9 $(cat /proc/1/task/1/children)")
+    stack.inside(service, KILL)
+
+
+def resident(stack: Stack) -> int:
+    """How many requests the scheduler found under way when it connected to the executor for the last time."""
+    log = stack.compose("logs", "--no-color", "--no-log-prefix", "scheduler").splitlines()
+    connected = [json.loads(line[line.index("{") :]) for line in log if '"executor connected"' in line]
+    return int(max(connected, key=lambda event: str(event["timestamp"]))["resident"])
 
 
 def test_streams_an_answer_through_the_published_port(stack: Stack) -> None:
@@ -201,15 +273,35 @@ def test_a_restart_of_the_scheduler_lets_the_open_stream_end(stack: Stack, alone
     assert_serves(stack)
 
 
-def test_a_killed_scheduler_is_unavailable_and_comes_back(stack: Stack) -> None:
+def test_a_stream_outlives_a_killed_scheduler_with_the_same_tokens(stack: Stack, alone: tuple[int, ...]) -> None:
     before = stack.inspect("scheduler")["RestartCount"]
-    with stack.story() as stream:
-        next(stream)
+    with riding(stack, alone):
         kill(stack, "scheduler")
-        with pytest.raises(Unavailable):
-            list(stream)
-    assert_serves(stack)
+        assert_serves(stack)
     assert stack.inspect("scheduler")["RestartCount"] == before + 1
+    assert resident(stack) >= 1
+
+
+def test_a_policy_is_put_into_the_folder_and_set(stack: Stack) -> None:
+    stack.policies.joinpath("youngest.py").write_text(POLICY)
+    operate = ("exec", "-T", "scheduler", "citybus", "policy")
+    assert stack.compose(*operate, "reload") == "new code: youngest\n"
+    assert stack.compose(*operate, "set", "youngest") == "youngest decides now; before: fcfs\n"
+    assert "* youngest" in stack.compose(*operate, "list")
+    assert_serves(stack)
+    stranger = ("exec", "-T", "--env=CITYBUS_ADMIN_TOKEN=", *operate[2:])
+    assert "the admin token is missing or wrong" in stack.compose(*stranger, "list", expect=1)
+    assert stack.compose(*operate, "set", "fcfs") == "fcfs decides now; before: youngest\n"
+
+
+def test_one_command_upgrades_the_scheduler_under_running_streams(stack: Stack, alone: tuple[int, ...]) -> None:
+    before = stack.inspect("scheduler")["Id"]
+    with riding(stack, alone):
+        upgrade = ("up", "--detach", "--build", "--no-deps", "--timeout=0", "scheduler")
+        stack.compose(*upgrade, "--force-recreate", timeout=BUILD_S)  # there is nothing new here
+        assert_serves(stack)
+    assert stack.inspect("scheduler")["Id"] != before
+    assert resident(stack) >= 1
 
 
 def test_while_the_scheduler_is_away_calls_are_unavailable(stack: Stack) -> None:
@@ -234,3 +326,44 @@ def test_down_keeps_the_model_and_the_next_up_needs_no_network(stack: Stack) -> 
     stack.up(extra="offline.yaml")
     assert "download" not in stack.compose("logs", "model")
     assert_serves(stack)
+
+
+@pytest.fixture(scope="module")
+def relieved(stack: Stack) -> Iterator[Stack]:
+    """The same project with compose.standby.yaml."""
+    stack.compose("down")
+    made = Stack(stack.policies, "compose.standby.yaml")
+    try:
+        made.up()
+        yield made
+    finally:
+        print(made.compose("logs", "--no-color", "--tail=200"))
+        made.compose("down")
+
+
+def test_a_new_scheduler_stands_by_before_the_old_one_goes(relieved: Stack, alone: tuple[int, ...]) -> None:
+    before = relieved.inspect("scheduler")["Id"]
+    with riding(relieved, alone):
+        assert relieved.run("deploy/upgrade.sh", timeout=BUILD_S).endswith("upgrade: the new scheduler serves\n")
+    assert relieved.inspect("scheduler")["Id"] != before
+    assert resident(relieved) >= 1
+    assert_serves(relieved)
+
+
+def test_a_broken_scheduler_leaves_the_old_one_alone(relieved: Stack, alone: tuple[int, ...]) -> None:
+    before = relieved.inspect("scheduler")
+    with riding(relieved, alone):
+        said = relieved.run("deploy/upgrade.sh", extra="broken.yaml", expect=1, timeout=BUILD_S)
+    assert "there is no policy 'no-such-policy'" in said
+    assert said.endswith("the old one goes on\n")
+    after = relieved.inspect("scheduler")
+    assert (after["Id"], after["State"]["StartedAt"]) == (before["Id"], before["State"]["StartedAt"])
+
+
+def test_a_second_scheduler_stands_by_for_a_crash(relieved: Stack, alone: tuple[int, ...]) -> None:
+    serving = relieved.inspect("scheduler")["Id"]
+    relieved.compose("up", "--detach", "--no-recreate", "--scale=scheduler=2", "--wait", timeout=UP_S)
+    with riding(relieved, alone):
+        relieved.run("docker", "exec", serving, "sh", "-c", KILL)
+        assert_serves(relieved)
+    assert resident(relieved) >= 1

@@ -12,7 +12,8 @@ from executor_svc.config import Config as ExecutorConfig
 from scheduler_svc.config import Config as SchedulerConfig
 
 ROOT = Path(__file__).parents[2]
-FILES = ("compose.yaml", "compose.nvidia.yaml", "deploy/executor.Dockerfile", "deploy/scheduler.Dockerfile")
+COMPOSE = ("compose.yaml", "compose.nvidia.yaml", "compose.standby.yaml")
+FILES = (*COMPOSE, "deploy/executor.Dockerfile", "deploy/scheduler.Dockerfile")
 TEXT = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in FILES)
 
 

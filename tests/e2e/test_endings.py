@@ -77,7 +77,7 @@ def test_a_second_scheduler_takes_the_executor_over_and_the_first_ends(
         with second_scheduler(long_bus, counting, tmp_path) as second, Client(second.address) as other:
             other.wait_ready(START_S)
             for stream in streams:
-                with pytest.raises(Unavailable, match="is being replaced"):
+                with pytest.raises(Unavailable, match="does not know this request: send it again"):
                     list(stream)
             assert long_bus.scheduler.process.wait(START_S) == 3
             wait_until(lambda: long_bus.resident() == [], "what nobody knows has left", 5)

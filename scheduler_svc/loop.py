@@ -172,6 +172,7 @@ class SchedulerLoop:
                 self._metrics.disconnected()
             if self._gone:
                 return
+            await self._on_serving(False)
             self._pass_time()
             await asyncio.sleep(RETRY_S)
 

@@ -83,12 +83,13 @@ class Ending:
 
 @contextlib.asynccontextmanager
 async def running_loop(
-    kills: Callable[[StepPlan], bool] = lambda plan: False, **options: Any
+    kills: Callable[[StepPlan], bool] = lambda plan: False, told: list[bool] | None = None, **options: Any
 ) -> AsyncIterator[SchedulerLoop]:
-    """A loop that has its executor."""
+    """A loop that has its executor; what it says of its health is added to `told`."""
 
     async def on_serving(serving: bool) -> None:
-        pass
+        if told is not None:
+            told.append(serving)
 
     settings = Config(model=Path("unused"), **options)
     metrics = SchedulerMetrics(CollectorRegistry())

@@ -94,7 +94,7 @@ async def test_without_a_folder_there_is_nothing_to_reload() -> None:
 
 
 async def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="there is no policy folder .*nowhere: make it"):
+    with pytest.raises(InvalidRequest, match="nowhere: make it, or name another one"):
         await PolicyShelf(tmp_path / "nowhere").reload()
 
 

@@ -111,7 +111,8 @@ def test_F30_a_long_prompt_in_an_endless_flow_of_short_ones(
         flowing = [pool.submit(flow, seat) for seat in range(24)]
         try:
             wait_until(lambda: bus.status().waiting > 0, "there is a queue", 30)
-            answer = long_field.ask(LONG, 3, cache_salt=f"in the flow of {policy}", tenant="long")
+            salt = f"in the flow of {policy}"
+            answer = long_field.ask(LONG, 3, cache_salt=salt, tenant="long", time_limit_ms=60_000)
         finally:
             over.set()
         for each in flowing:

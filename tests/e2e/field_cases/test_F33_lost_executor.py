@@ -153,6 +153,7 @@ def test_F33_back_in_time_and_the_scheduler_was_killed_meanwhile(
         assert is_serving(field.bus.address)
         field.check()
         assert field.metric("request_success_total") == len(rides) + 1, "one outcome for each, and the canary's"
+        assert not [event for event in field.bus.scheduler.events() if event["level"] == "error"], "invariants, too"
 
 
 def test_F33_a_successor_without_an_executor_until_its_clients_have_left(

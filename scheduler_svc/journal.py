@@ -25,7 +25,7 @@ from scheduler_svc.core.request import FinishReason, Outcome
 from scheduler_svc.journal_file import Batch, Entry, JournalFile, JournalLock
 from scheduler_svc.wal_tail import WalTail
 
-TOKENS_WAIT_S = 0.05
+TOKENS_WAIT_S = 0.1
 """How long tokens gather before they are written. What a crash of both processes takes is drawn again, the same."""
 
 _LOCK_INTERVAL_S = 0.02

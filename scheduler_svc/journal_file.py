@@ -184,7 +184,7 @@ class JournalFile:
         run("PRAGMA journal_mode = WAL").fetchall()
         run("PRAGMA synchronous = NORMAL")
         _, num_read, _ = run("PRAGMA wal_checkpoint").fetchone()
-        tail = read_tail(Path(f"{self._path}-wal"), num_read)
+        tail = read_tail(Path(f"{self._path.resolve()}-wal"), num_read)
         (version,) = run("PRAGMA user_version").fetchone()
         if version < _VERSION:
             missing = _FROM_VERSION_1 if version else _FROM_NOTHING

@@ -109,11 +109,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("model") / "tiny", max_model_len=512)
 
 
+EXECUTOR = ("--num-blocks", 256, "--max-sequences", 6, "--max-step-tokens", 48, *WITH_METRICS)
+"""Six seats for eight riders, and blocks for all of them."""
+
+
 @pytest.fixture
 def executor(model: Path, tmp_path: Path) -> Iterator[Service]:
-    """Six seats for eight riders, and blocks for all of them."""
-    flags = ("--num-blocks", 256, "--max-sequences", 6, "--max-step-tokens", 48, *WITH_METRICS)
-    with running_executor(model, tmp_path / "executor.log", *flags) as service:
+    with running_executor(model, tmp_path / "executor.log", *EXECUTOR) as service:
         yield service
 
 
@@ -128,15 +130,18 @@ def field_(model: Path, tmp_path: Path, executor: Service, flags: tuple[object, 
         yield started
 
 
-@pytest.fixture
-def references(field_: Field) -> list[tuple[tuple[int, ...], str]]:
+@pytest.fixture(scope="module")
+def references(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[tuple[int, ...], str]]:
     """REF and its text, of every rider, alone and on a cold cache."""
+    folder = tmp_path_factory.mktemp("alone")
     found = []
-    for number in range(len(PROMPTS)):
-        request = request_of(number, cache_salt=f"alone {number}")
-        request.request_id = f"alone-{number}"
-        reader = Reader(field_.bus.address, request).read()
-        found.append((tuple(reader.tokens), reader.text))
+    with (
+        running_executor(model, folder / "executor.log", *EXECUTOR) as executor,
+        scheduler_field(model, folder, executor) as field,
+    ):
+        for number in range(len(PROMPTS)):
+            reader = Reader(field.bus.address, request_of(number, cache_salt=f"alone {number}")).read()
+            found.append((tuple(reader.tokens), reader.text))
     return found
 
 

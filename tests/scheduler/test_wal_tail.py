@@ -70,6 +70,15 @@ def test_clean_log_has_no_tail(tmp_path: Path) -> None:
     assert opened(path) == (WalTail(), [1, 2, 3, 4, 5])
 
 
+def test_log_of_a_journal_behind_a_link_is_found(tmp_path: Path) -> None:
+    path, link = tmp_path / "journal", tmp_path / "link"
+    write(path, crashed(path, 3)[:-1])
+    link.symlink_to(path)
+    file = JournalFile(link)
+    assert (bool(file.tail), len(file.read())) == (True, 2)
+    file.close()
+
+
 @pytest.mark.parametrize("wal", [None, b""])
 def test_no_log_has_no_tail(tmp_path: Path, wal: bytes | None) -> None:
     path = tmp_path / "wal"

@@ -73,7 +73,8 @@ async def _serve(
     registry = CollectorRegistry()
     metrics = SchedulerMetrics(registry)
     events = EventBus()
-    await _load(shelf, settings.policy_folder)  # what has changed since, where this was a standby for long
+    if not shelf.is_current():  # this was a standby for long
+        await _load(shelf, settings.policy_folder)
     time_limit = Alarm(settings.policy_time_limit)
     guarded = _guarded_policy(settings, shelf, time_limit, announce(metrics, events))
     metrics.set_policy(guarded.name)

@@ -49,6 +49,7 @@ class PolicyShelf:
         self._folder = folder
         self._fixed = {name: Shelved(policy, "built-in") for name, policy in BUILT_IN.items()} | _installed()
         self._files: dict[str, tuple[bytes, list[type[Policy]]]] = {}  # by file: digest, and what it defines
+        self._seen: dict[str, bytes] = {}  # digests of all files, those that were refused too
 
     def entries(self) -> dict[str, Shelved]:
         """All of them, by name."""
@@ -78,23 +79,26 @@ class PolicyShelf:
         kept = {key: text for key, text in policy_parameters.show(live.parameters).items() if key in known}
         return self.make(live.name, kept)
 
+    def is_current(self) -> bool:
+        """Whether the folder is as the last `reload` found it."""
+        return self._folder is None or _digests(self._folder) == self._seen
+
     async def reload(self) -> Reloaded:
         """Read the folder anew. A file is tried in a process of its own first; one that fails changes nothing."""
         if self._folder is None:
             raise InvalidRequest("there is no policy folder: start the scheduler with --policy-folder")
         if not self._folder.is_dir():
             raise InvalidRequest(f"there is no policy folder {self._folder}: make it, or name another one")
-        paths = {path.name: path for path in policy_files(self._folder)}
+        self._seen = _digests(self._folder)
         loaded: list[str] = []
         faults: dict[str, str] = {}
-        for file in self._files.keys() - paths.keys():
+        for file in self._files.keys() - self._seen.keys():
             del self._files[file]
-        for file, path in paths.items():
-            digest = hashlib.sha256(path.read_bytes()).digest()
+        for file, digest in self._seen.items():
             if file in self._files and self._files[file][0] == digest:
                 continue
             try:
-                self._files[file] = (digest, await self._tried(path))
+                self._files[file] = (digest, await self._tried(self._folder / file))
             except BadPolicyFile as error:
                 faults[file] = str(error)
                 log.warning("policy file refused", file=file, reason=str(error))
@@ -112,6 +116,11 @@ class PolicyShelf:
             if policy.name in self._fixed or policy.name in taken:
                 raise BadPolicyFile(f"there is another policy of the name {policy.name}")
         return policies
+
+
+def _digests(folder: Path) -> dict[str, bytes]:
+    """What tells the content of each policy file, by its name."""
+    return {path.name: hashlib.sha256(path.read_bytes()).digest() for path in policy_files(folder)}
 
 
 async def _try(path: Path) -> None:

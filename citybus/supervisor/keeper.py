@@ -125,7 +125,8 @@ class Keeper:
                 f"the {self.service.name} has no journal, so that nobody can take over from it: restart 'citybus "
                 "serve' without '--journal none' to upgrade it from then on"
             )
-        if self._stopping or not self._up.is_set() or not old.runs:
+        served = old.healthy.is_set() and old.runs  # else it may not have the lock, and the new one would take it
+        if self._stopping or not served:
             raise Failure(f"the {self.service.name} is being started or stopped: try again in a moment")
 
     async def _bring_up_beside(self, old: Child, new: Child, tell: Say) -> None:

@@ -117,6 +117,19 @@ async def test_a_file_is_loaded_and_changed_and_taken_away(tmp_path: Path) -> No
     assert "youngest" not in shelf.entries()
 
 
+async def test_a_shelf_is_current_until_a_file_comes_changes_or_goes(tmp_path: Path) -> None:
+    shelf, file = PolicyShelf(tmp_path), tmp_path / "broken.py"
+    assert PolicyShelf(None).is_current()
+    assert shelf.is_current()
+    for content in ("1 / 0", "2 / 0"):  # refused, and seen all the same
+        file.write_text(content)
+        assert not shelf.is_current()
+        await shelf.reload()
+        assert shelf.is_current()
+    file.unlink()
+    assert not shelf.is_current()
+
+
 BAD = {
     "syntax": ("def", "SyntaxError"),
     "raises": ("raise RuntimeError('no')", "RuntimeError: no"),

@@ -227,11 +227,15 @@ def test_executor_is_cut_off_and_comes_back(model: Path, executor: Service, tmp_
         contextlib.ExitStack() as stack,
     ):
         expected = [field.ask(prompt, LENGTH, cache_salt=uuid.uuid4().hex).token_ids for prompt in PROMPTS[:6]]
+        executor.send(signal.SIGSTOP)  # so that all board together
         rides = [field.start(prompt, LENGTH) for prompt in PROMPTS[:6]]
-        rides[0].read_some(5)
+        executor.send(signal.SIGCONT)
+        rides[5].read_some(5)
         health = stack.enter_context(contextlib.closing(HealthWatch(field.bus.address)))
+        executor.send(signal.SIGSTOP)  # so that nobody ends before the cut
         link.cut()
         wait_until(lambda: bool(field.bus.scheduler.events("executor lost")), "it is noticed", 30)
+        executor.send(signal.SIGCONT)
         link.mend()
         assert [ride.read().token_ids for ride in rides] == expected
         assert set(boardings(field.bus).values()) <= {0, 1}, "somebody was computed again"

@@ -67,3 +67,12 @@ def test_a_policy_that_loops_is_rolled_back() -> None:
     assert guarded.token_budget(StepView(max_tokens=10, num_decodes=3), 0.0) == 7
     guarded.settle()
     assert [change.fault for change in changes] == ["token_budget: did not end within 40 ms"]
+
+
+def test_it_never_rings_after_its_end() -> None:
+    """It rings again and again, every 0.2 ms: in some of so many rounds while it ends."""
+    alarm = Alarm(0.0002)
+    for _ in range(1_000):
+        with pytest.raises(OverTime), alarm:
+            forever()
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

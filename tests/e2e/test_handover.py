@@ -21,7 +21,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from citybus import AsyncClient, Completion
+from citybus import AsyncClient, Client, Completion
 from citybus.admin.v1 import admin_pb2, admin_pb2_grpc
 from citybus.messages import RequestOptions
 from citybus.processes import child_command
@@ -435,10 +435,14 @@ def test_older_scheduler_is_fenced(model: Path, executor: Service, tmp_path: Pat
     with scheduler_field(model, tmp_path / "old", executor, *flags[0]) as old:
         ride = old.start(PROMPTS[0], LENGTH)
         ride.read_some(3)
-        with scheduler_field(model, tmp_path / "new", executor, *flags[1]) as new:
+        executor.send(signal.SIGSTOP)  # so that the ride does not end before the second one has come
+        with contextlib.closing(SchedulerBus(model, tmp_path / "new", executor, *flags[1])) as bus:
+            executor.send(signal.SIGCONT)
             assert old.bus.scheduler.process.wait(START_S) == 3
-            new.check()
-            assert new.bus.scheduler.events("executor connected")[0]["resident"] == 1
+            with Client(bus.address) as client:
+                client.wait_ready(START_S)
+            Field(bus).check()
+            assert bus.scheduler.events("executor connected")[0]["resident"] == 1
 
 
 @contextlib.contextmanager

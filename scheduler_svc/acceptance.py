@@ -65,7 +65,7 @@ class Acceptance:
         record.request.request_id = call.request_id
         record.request.sampling.seed = call.sampling.seed
         record.request.tokens.CopyFrom(pb.TokenPrompt(ids=prompt))
-        return self._accepted(record, call, prompt, sequence_id, arrival, call.grace_s)
+        return self._accepted(record, call, prompt, sequence_id, arrival, call.grace_s, begun=False)
 
     def restore(self, entry: Entry, model: ExecutorInfo, least_grace_s: float) -> Accepted:
         """A request that the journal knows. Raises `CitybusError` where `model` cannot serve it, and `DecodeError`."""
@@ -74,7 +74,8 @@ class Acceptance:
         arrival = self._clock() - max(0.0, time.time() - entry.accepted)
         prompt = tuple(record.request.tokens.ids)
         grace_s = max(call.grace_s, least_grace_s)
-        return self._accepted(record, call, prompt, entry.sequence_id, arrival, grace_s)
+        begun = bool(entry.tokens)
+        return self._accepted(record, call, prompt, entry.sequence_id, arrival, grace_s, begun=begun)
 
     def _accepted(
         self,
@@ -84,6 +85,8 @@ class Acceptance:
         sequence_id: int,
         arrival: float,
         grace_s: float,
+        *,
+        begun: bool,
     ) -> Accepted:
         limits = [limit for limit in (call.time_limit_s, self._max_time_s) if limit is not None]
         request = Request(
@@ -105,7 +108,7 @@ class Acceptance:
             detokenizer = Detokenizer(self._tokenizer.token_bytes, continued, hidden)
             return OutputStream(detokenizer, call.stop_texts, observer, first_index)
 
-        meter = RequestMeter(self._metrics, self._clock, arrival, call.tenant)
+        meter = RequestMeter(self._metrics, self._clock, arrival, call.tenant, begun=begun)
         ride = Ride((call.tenant, call.request_id), sequence_id, record.digest, grace_s, request.deadline, make, meter)
         return Accepted(request, ride, record.SerializeToString())
 

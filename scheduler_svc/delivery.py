@@ -31,6 +31,8 @@ class Delivery:
         for update in updates:
             if update.token_ids:
                 self._journal.append(update.sequence_id, update.first_index, update.token_ids)
+            if update.beginning is not None:
+                self._journal.begin(update.sequence_id, update.beginning)
             if update.outcome is None:
                 stop = self._sinks[update.sequence_id].push(update)
                 if stop is not None:

@@ -21,8 +21,9 @@ from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo
 from scheduler_svc.acceptance import Acceptance, digest_of
 from scheduler_svc.core.request import Request, unserved
-from scheduler_svc.journal import Journal, outcome_from_json
+from scheduler_svc.journal import Journal
 from scheduler_svc.journal_file import Entry
+from scheduler_svc.journal_records import beginning_from_json, outcome_from_json
 from scheduler_svc.output_stream import OutputSink, OutputStream
 from scheduler_svc.prompts import PromptEncoder, check_room
 from scheduler_svc.responses import response_of
@@ -183,7 +184,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             return None
         self._rides.add(accepted.ride)
         self._rides.leave(accepted.ride)
-        return Restored(accepted.request, entry.tokens, accepted.ride, stop)
+        beginning = beginning_from_json(entry.beginning) if entry.beginning else None
+        return Restored(accepted.request, entry.tokens, accepted.ride, stop, beginning)
 
     def _find(self, tenant: str, request_id: str) -> Ride:
         if not self._has_recovered:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import json
 import sqlite3
 import time
 from array import array
@@ -21,8 +19,9 @@ from typing import Protocol
 import structlog
 
 from common.errors import StartupError, Unavailable
-from scheduler_svc.core.request import FinishReason, Outcome
+from scheduler_svc.core.request import Beginning, Outcome
 from scheduler_svc.journal_file import Batch, Entry, JournalFile, JournalLock
+from scheduler_svc.journal_records import beginning_to_json, outcome_to_json
 from scheduler_svc.wal_tail import WalTail
 
 TOKENS_WAIT_S = 0.1
@@ -58,6 +57,9 @@ class Journal(Protocol):
     def append(self, sequence_id: int, first_index: int, token_ids: Sequence[int]) -> None:
         """Tokens of a sequence, soon to be written."""
 
+    def begin(self, sequence_id: int, beginning: Beginning) -> None:
+        """How a sequence came to its first token, soon to be written."""
+
     def end(self, sequence_id: int, outcome: Outcome) -> None:
         """How a sequence ended, soon to be written."""
 
@@ -85,6 +87,9 @@ class NoJournal:
         return
 
     def append(self, sequence_id: int, first_index: int, token_ids: Sequence[int]) -> None:
+        return
+
+    def begin(self, sequence_id: int, beginning: Beginning) -> None:
         return
 
     def end(self, sequence_id: int, outcome: Outcome) -> None:
@@ -134,6 +139,10 @@ class FileJournal:
     def append(self, sequence_id: int, first_index: int, token_ids: Sequence[int]) -> None:
         _, gathered = self._batch.tokens.setdefault(sequence_id, (first_index, array("I")))
         gathered.extend(token_ids)
+        self._some.set()
+
+    def begin(self, sequence_id: int, beginning: Beginning) -> None:
+        self._batch.beginnings.append((sequence_id, beginning_to_json(beginning)))
         self._some.set()
 
     def end(self, sequence_id: int, outcome: Outcome) -> None:
@@ -219,14 +228,3 @@ def _report(tail: WalTail, path: Path) -> None:
         )
     elif tail:
         log.warning("journal ends in an unfinished write, which is left out", journal=str(path), frames=tail.frames)
-
-
-def outcome_to_json(outcome: Outcome) -> str:
-    """An outcome as text."""
-    return json.dumps(dataclasses.asdict(outcome) | {"reason": outcome.reason.value})
-
-
-def outcome_from_json(text: str) -> Outcome:
-    """The outcome in a text."""
-    fields = json.loads(text)
-    return Outcome(**(fields | {"reason": FinishReason(fields["reason"])}))

@@ -28,7 +28,7 @@ _VERSION = 2
 _REQUESTS = """
 CREATE TABLE requests (
     sequence_id INTEGER PRIMARY KEY, accepted REAL NOT NULL, request BLOB NOT NULL, request_crc INTEGER NOT NULL,
-    ended REAL, outcome TEXT
+    ended REAL, outcome TEXT, beginning TEXT
 );
 CREATE INDEX ended ON requests (ended) WHERE ended IS NOT NULL;
 """
@@ -42,6 +42,7 @@ CREATE TABLE policy (one INTEGER PRIMARY KEY CHECK (one = 1), record BLOB NOT NU
 """
 _FROM_NOTHING = _REQUESTS + _TOKENS_AND_POLICY
 _FROM_VERSION_1 = f"""
+ALTER TABLE requests ADD COLUMN beginning TEXT;
 ALTER TABLE tokens RENAME TO older;
 {_TOKENS_AND_POLICY}
 INSERT INTO tokens SELECT NULL, sequence_id, first_index, ids, ids_crc FROM older ORDER BY sequence_id, first_index;
@@ -59,6 +60,7 @@ class Entry:
     request: bytes
     tokens: tuple[int, ...] = ()
     outcome: str | None = None
+    beginning: str | None = None
 
 
 @dataclass(slots=True)
@@ -70,11 +72,12 @@ class Batch:
 
     accepted: list[Entry] = field(default_factory=list)
     tokens: dict[int, tuple[int, array[int]]] = field(default_factory=dict)
+    beginnings: list[tuple[int, str]] = field(default_factory=list)
     outcomes: list[tuple[int, float, str]] = field(default_factory=list)
     policy: bytes | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.accepted or self.tokens or self.outcomes or self.policy is not None)
+        return bool(self.accepted or self.tokens or self.beginnings or self.outcomes or self.policy is not None)
 
 
 class JournalLock:
@@ -121,11 +124,12 @@ class JournalFile:
         try:
             tokens = self._read_tokens()
             rows = self._database.execute(
-                "SELECT sequence_id, accepted, request, request_crc, outcome FROM requests ORDER BY sequence_id"
+                "SELECT sequence_id, accepted, request, request_crc, outcome, beginning FROM requests"
+                " ORDER BY sequence_id"
             )
             return [
-                Entry(number, accepted, self._whole(request, crc), tuple(tokens.get(number, ())), outcome)
-                for number, accepted, request, crc, outcome in rows
+                Entry(number, accepted, self._whole(request, crc), tuple(tokens.get(number, ())), *ends)
+                for number, accepted, request, crc, *ends in rows
             ]
         except sqlite3.Error as error:
             raise self._damaged(str(error)) from error
@@ -142,7 +146,7 @@ class JournalFile:
         """Write a batch, all of it or nothing. Raises sqlite3.Error."""
         with self._transaction() as database:
             database.executemany(
-                "INSERT INTO requests VALUES (?, ?, ?, ?, NULL, NULL)",
+                "INSERT INTO requests VALUES (?, ?, ?, ?, NULL, NULL, NULL)",
                 [(e.sequence_id, e.accepted, e.request, zlib.crc32(e.request)) for e in batch.accepted],
             )
             database.executemany(
@@ -151,6 +155,10 @@ class JournalFile:
                     (number, first, content := ids.tobytes(), zlib.crc32(content))
                     for number, (first, ids) in batch.tokens.items()
                 ],
+            )
+            database.executemany(
+                "UPDATE requests SET beginning = ? WHERE sequence_id = ?",
+                [(beginning, number) for number, beginning in batch.beginnings],
             )
             database.executemany(
                 "UPDATE requests SET ended = ?, outcome = ? WHERE sequence_id = ?",

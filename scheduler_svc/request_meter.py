@@ -11,15 +11,17 @@ from scheduler_svc.core.request import Outcome
 class RequestMeter:
     """Writes the metrics of one request of `tenant`; one that is refused leaves none.
 
-    `clock` gives seconds; `arrival` is a reading of it.
+    `clock` gives seconds; `arrival` is a reading of it. `begun`: its first token came in the process before this one.
     """
 
-    def __init__(self, metrics: SchedulerMetrics, clock: Callable[[], float], arrival: float, tenant: str) -> None:
+    def __init__(
+        self, metrics: SchedulerMetrics, clock: Callable[[], float], arrival: float, tenant: str, *, begun: bool
+    ) -> None:
         self._tenant = tenant
         self._metrics = metrics
         self._clock = clock
         self._arrival = arrival
-        self._last_token: float | None = None
+        self._last_token: float | None = clock() if begun else None
 
     def on_tokens(self, count: int) -> None:
         """`count` tokens have arrived together."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler_svc.core.request import Request
+from scheduler_svc.core.request import Beginning, Request
 from scheduler_svc.output_stream import OutputSink, TextStop
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A live request, the tokens it is known to have, and where its news go; `stop`: its text has stopped already."""
+    """A live request, the tokens it is known to have, and where its news go.
+
+    `stop`: its text has stopped already. `beginning`: how it came to its first token, where that is known.
+    """
 
     request: Request
     tokens: tuple[int, ...]
     sink: OutputSink
     stop: TextStop | None
+    beginning: Beginning | None

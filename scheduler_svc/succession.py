@@ -26,7 +26,7 @@ def take_in(core: Scheduler, restored: list[Restored], delivery: Delivery, journ
     """Queue the requests of the process before this one; who does not fit any more ends with an error."""
     for each in restored:
         try:
-            core.add(each.request, each.tokens)
+            core.add(each.request, each.tokens, each.beginning)
         except NeverFits as error:
             journal.end(each.request.sequence_id, unserved(str(error)))
             each.sink.fail(InvalidRequest(str(error)))

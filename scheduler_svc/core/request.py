@@ -63,13 +63,26 @@ def unserved(error: str) -> Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Beginning:
+    """How a sequence came to its first token. Times are in seconds from its arrival."""
+
+    queued_s: float
+    first_token_s: float
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceUpdate:
-    """News of one sequence: `token_ids` are its outputs number `first_index`, `first_index` + 1 and so on."""
+    """News of one sequence: `token_ids` are its outputs number `first_index`, `first_index` + 1 and so on.
+
+    `beginning` comes with the first one, unless that ends it.
+    """
 
     sequence_id: int
     first_index: int
     token_ids: tuple[int, ...] = ()
     outcome: Outcome | None = None
+    beginning: Beginning | None = None
 
 
 class NeverFits(ValueError):

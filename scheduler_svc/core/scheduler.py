@@ -13,7 +13,7 @@ from scheduler_svc.core.invariants import check_roster
 from scheduler_svc.core.plan_draft import PlanDraft, PlanInFlight
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.readings import Snapshot, Totals
-from scheduler_svc.core.request import FinishReason, NeverFits, Request, SequenceUpdate, WrongResult
+from scheduler_svc.core.request import Beginning, FinishReason, NeverFits, Request, SequenceUpdate, WrongResult
 from scheduler_svc.core.roster import Roster
 from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.view import view_of
@@ -67,16 +67,15 @@ class Scheduler:
         """Most tokens that can follow a prompt of that length; under 1 where it can never be served."""
         return min(self._info.max_model_len, self._info.num_blocks * self._info.block_size) - num_prompt_tokens
 
-    def add(self, request: Request, output: Iterable[int] = ()) -> None:
-        """Queue a request, with the tokens it has generated elsewhere: then `resume` or `reset` has to follow.
+    def add(self, request: Request, output: Iterable[int] = (), beginning: Beginning | None = None) -> None:
+        """Queue a request, with what it has generated elsewhere and how: then `resume` or `reset` has to follow.
 
         Raises `NeverFits` where no token could follow its prompt.
         """
         room = self.max_output(len(request.prompt))
         if room < 1:
             raise NeverFits(len(request.prompt), room)
-        sequence = Sequence(request, min(room, request.max_tokens or room))
-        sequence.tokens.extend(output)
+        sequence = Sequence(request, min(room, request.max_tokens or room), output, beginning)
         sequence.view = view_of(sequence, self._blocks)
         self._roster.add(sequence)
         self.totals.accepted += 1
@@ -211,7 +210,8 @@ class Scheduler:
         if sequence.num_output_tokens >= sequence.max_output:
             return self._end(sequence, FinishReason.LENGTH, now, news=(token,))
         self._sealed.extend(self._blocks.seal(sequence))
-        return SequenceUpdate(sequence.sequence_id, sequence.num_output_tokens - 1, (token,))
+        index = sequence.num_output_tokens - 1
+        return SequenceUpdate(sequence.sequence_id, index, (token,), beginning=sequence.beginning)
 
     def _end(
         self,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 from scheduler_svc.core.policy import SequenceView
-from scheduler_svc.core.request import FinishReason, Outcome, Request
+from scheduler_svc.core.request import Beginning, FinishReason, Outcome, Request
 
 
 class Status(enum.Enum):
@@ -53,10 +54,12 @@ class Sequence:
         "waiting_since",
     )
 
-    def __init__(self, request: Request, max_output: int) -> None:
+    def __init__(
+        self, request: Request, max_output: int, output: Iterable[int] = (), beginning: Beginning | None = None
+    ) -> None:
         self.request = request
         self.max_output = max_output
-        self.tokens = list(request.prompt)
+        self.tokens = [*request.prompt, *output]
         self.num_scheduled = 0
         self.num_pending = 0
         self.block_table: list[int] = []
@@ -72,6 +75,18 @@ class Sequence:
         self.num_preemptions = 0
         self.first_scheduled_at: float | None = None
         self.first_token_at: float | None = None
+        if beginning is not None:
+            self.num_cached_tokens = beginning.num_cached_tokens
+            self.first_scheduled_at = request.arrival + beginning.queued_s
+            self.first_token_at = request.arrival + beginning.first_token_s
+
+    @property
+    def beginning(self) -> Beginning | None:
+        """How it came to its first token, while that is the only one it has."""
+        if self.num_output_tokens != 1 or self.first_scheduled_at is None or self.first_token_at is None:
+            return None
+        queued, first = self.first_scheduled_at - self.arrival, self.first_token_at - self.arrival
+        return Beginning(queued, first, self.num_cached_tokens or 0)
 
     @property
     def sequence_id(self) -> int:

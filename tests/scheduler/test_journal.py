@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from common.errors import StartupError
-from scheduler_svc.core.request import FinishReason, Outcome
-from scheduler_svc.journal import FileJournal, open_journal, outcome_from_json
+from scheduler_svc.core.request import Beginning, FinishReason, Outcome
+from scheduler_svc.journal import FileJournal, open_journal
 from scheduler_svc.journal_file import KEEP_ENDED, KEEP_ENDED_S, Batch, Entry, JournalFile
+from scheduler_svc.journal_records import beginning_from_json, outcome_from_json
 
 OUTCOME = Outcome(FinishReason.STOP, 3, 5, 2, 1, 0.25, None, 1.5, stop_token_id=7)
+BEGINNING = Beginning(0.25, 0.5, 2)
 
 
 async def reopened(journal: FileJournal, path: Path) -> list[Entry]:
@@ -37,12 +39,15 @@ async def test_requests_tokens_and_outcomes_come_back(tmp_path: Path) -> None:
         if index % 100 == 0:
             await journal.flushed()
     journal.append(3, 0, (9, 8))
+    journal.begin(3, BEGINNING)
     journal.end(3, OUTCOME)
     entries = await reopened(journal, path)
     assert [(entry.sequence_id, entry.request) for entry in entries] == [(n, b"request %d" % n) for n in range(1, 6)]
     assert [entry.tokens for entry in entries] == [(), tuple(range(300)), (9, 8), (), ()]
     assert [entry.outcome is None for entry in entries] == [True, True, False, True, True]
     assert outcome_from_json(entries[2].outcome or "") == OUTCOME
+    assert beginning_from_json(entries[2].beginning or "") == BEGINNING
+    assert [entry.beginning is None for entry in entries] == [True, True, False, True, True]
 
 
 async def test_tokens_that_are_told_again_are_there_once(tmp_path: Path) -> None:
@@ -84,6 +89,7 @@ def filled(path: Path) -> None:
 
 
 VERSION_1 = """
+ALTER TABLE requests DROP COLUMN beginning;
 DROP TABLE policy;
 DROP TABLE tokens;
 CREATE TABLE tokens (
@@ -186,7 +192,7 @@ def test_ended_requests_are_forgotten_after_a_while(tmp_path: Path) -> None:
         Batch(
             [Entry(number, 0.0, b"") for number in numbers],
             {number: (0, array("I", [1])) for number in numbers},
-            [(number, 1000.0 + number / 1e6, "{}") for number in numbers[10:]],
+            outcomes=[(number, 1000.0 + number / 1e6, "{}") for number in numbers[10:]],
         )
     )
     file.compact(1000.0)

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from common.step import ExecutorInfo, Sampling, StepPlan, StepResult
 from scheduler_svc.core.adoption import Residency
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.policy import Policy
-from scheduler_svc.core.request import FinishReason, NeverFits, Outcome, Request, SequenceUpdate
+from scheduler_svc.core.request import Beginning, FinishReason, NeverFits, Outcome, Request, SequenceUpdate
 from scheduler_svc.core.scheduler import Scheduler
 from tests.fakes import INFO, FakeExecutor, Script, reference_output, restarted
 from tests.scheduler.core.audit import Audit
@@ -55,6 +57,7 @@ class Driver:
         self.requests: dict[int, Request] = {}
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, Outcome] = {}
+        self.beginnings: dict[int, Beginning] = {}
         self.audit = Audit(info, window)
         self._max_output: dict[int, int] = {}
         self._ended_by_us: dict[int, FinishReason] = {}
@@ -164,7 +167,9 @@ class Driver:
         self.scheduler = Scheduler(info, guard(policy or self.scheduler.policy), term=term, window=self.window)
         for key in self.live:
             del self.tokens[key][max(0, len(self.tokens[key]) - unheard) :]
-            self.scheduler.add(self.requests[key], self.tokens[key])
+            if not self.tokens[key]:
+                self.beginnings.pop(key, None)
+            self.scheduler.add(self.requests[key], self.tokens[key], self.beginnings.get(key))
         self._resume(term, {sequence_id for sequence_id in self.live if sequence_id in self.executor.sequences})
 
     def cut(self, executed: int = 0) -> None:
@@ -245,6 +250,10 @@ class Driver:
         assert outcome.num_prompt_tokens == len(asked.prompt)
         assert 0 <= outcome.num_cached_tokens < len(asked.prompt)
         self._check_times(outcome, bool(tokens))
+        if (known := self.beginnings.get(sequence_id)) is not None:
+            assert outcome.queued_s == pytest.approx(known.queued_s), "a later scheduler tells another story"
+            assert outcome.first_token_s == pytest.approx(known.first_token_s)
+            assert outcome.num_cached_tokens == known.num_cached_tokens
 
     @staticmethod
     def _check_times(outcome: Outcome, drew: bool) -> None:
@@ -285,6 +294,8 @@ class Driver:
             assert update.first_index == len(tokens), "a gap or a repeat"
             assert update.token_ids or update.outcome is not None, "an update without news"
             tokens += update.token_ids
+            if update.beginning is not None:
+                self.beginnings[update.sequence_id] = update.beginning
             if update.outcome is not None:
                 self.outcomes[update.sequence_id] = update.outcome
         ended = [key for key in self._ended_by_us if key not in self.outcomes]

@@ -1,0 +1,92 @@
+#include "threads.h"
+
+#include <immintrin.h>
+
+namespace citybus {
+namespace {
+
+constexpr int kSpinsBeforeSleep = 4000;  // some 50 us: longer than the gaps within a step, shorter than those between
+constexpr int kSpinsBeforeYield = 2000;
+
+bool has_piece(uint64_t ticket) { return uint32_t(ticket) < uint32_t(ticket >> 32); }
+
+}  // namespace
+
+ThreadPool::ThreadPool(int size) {
+  try {
+    for (int thread = 1; thread < size; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_.store(true);
+  }
+  wake_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+  workers_.clear();
+}
+
+void ThreadPool::start(uint32_t count, Function function, void* context) {
+  if (workers_.empty() || count <= 1) {
+    for (uint32_t piece = 0; piece < count; ++piece) function(context, piece, 0);
+    return;
+  }
+  function_ = function;
+  context_ = context;
+  done_.store(0, std::memory_order_relaxed);
+  ticket_.store(uint64_t(count) << 32);
+  if (sleepers_.load() > 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wake_.notify_all();
+  }
+  while (take_piece(0)) {
+  }
+  for (int spins = 0; done_.load(std::memory_order_acquire) < count; ++spins) {
+    if (spins < kSpinsBeforeYield) {
+      _mm_pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+bool ThreadPool::take_piece(int thread) {
+  uint64_t ticket = ticket_.load();
+  while (has_piece(ticket)) {
+    if (ticket_.compare_exchange_weak(ticket, ticket + 1)) {
+      function_(context_, uint32_t(ticket), thread);
+      done_.fetch_add(1, std::memory_order_release);
+      return true;
+    }
+  }
+  return false;
+}
+
+// False where the pool ends.
+bool ThreadPool::wait_for_work() {
+  for (int spins = 0; spins < kSpinsBeforeSleep; ++spins) {
+    if (has_piece(ticket_.load(std::memory_order_relaxed))) return true;
+    _mm_pause();
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  sleepers_.fetch_add(1);
+  wake_.wait(lock, [this] { return stopping_.load() || has_piece(ticket_.load()); });
+  sleepers_.fetch_sub(1);
+  return !stopping_.load();
+}
+
+void ThreadPool::work(int thread) {
+  while (wait_for_work()) {
+    while (take_piece(thread)) {
+    }
+  }
+}
+
+}  // namespace citybus

@@ -130,6 +130,7 @@ class ExecutorMetrics:
         self.kv_pool_bytes = make.gauge("executor_kv_pool_bytes", "Memory of the KV pool")
         self.weights_bytes = make.gauge("executor_weights_bytes", "Memory of the weights")
         self.model_load_seconds = make.gauge("executor_model_load_seconds", "Time the model took to load")
+        self.backend_info = make.gauge("executor_backend_info", "1 for what computes the forward pass", ("backend",))
 
         self.steps = make.counter("executor_steps", "Steps executed")
         self.failed_steps = make.counter("executor_failed_steps", "Steps that raised and dropped their sequences")

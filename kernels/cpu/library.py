@@ -106,15 +106,12 @@ class NativeLibrary:
         """A model without weights. Raises `ValueError` for a shape it cannot compute, `MemoryError` and `OSError`."""
         return NativeModel(self._functions, shape, isa, num_threads)
 
-    def prefer_huge_pages(self, tensor: torch.Tensor) -> None:
-        """Ask the system for huge pages where `tensor` lies."""
-        self._functions.citybus_prefer_huge_pages(tensor.data_ptr(), tensor.nbytes)
-
 
 class NativeModel:
     """A Llama in the library's memory, computed by threads of its own; they end with this object."""
 
     def __init__(self, functions: ctypes.CDLL, shape: Shape, isa: InstructionSet, num_threads: int) -> None:
+        self.instruction_set = isa
         self._functions = functions
         self._vocab_size: int = shape.vocab_size
         status = ctypes.c_int()
@@ -132,11 +129,15 @@ class NativeModel:
         tensor = tensor.contiguous()
         _check(self._functions.citybus_llama_set_weight(self._handle, int(weight), layer, tensor.data_ptr()))
 
+    def prefer_huge_pages(self, pools: torch.Tensor) -> None:
+        """Ask the system for huge pages where `pools`, of which nothing is used yet, lie."""
+        self._functions.citybus_prefer_huge_pages(pools.data_ptr(), pools.nbytes)
+
     def forward(self, inputs: StepInputs, pools: torch.Tensor) -> torch.Tensor:
         """Compute the step; float32 logits [R, vocab_size].
 
-        `pools` is bfloat16 [2 * num_layers, num_blocks, block_size, kv_heads, head_dim]; the order of the numbers within
-        a block is the library's own. Raises `ValueError` for a token, block or slot that does not exist, and
+        `pools` is bfloat16 [2 * num_layers, num_blocks, block_size, kv_heads, head_dim]; the order of the numbers
+        within a block is the library's own. Raises `ValueError` for a token, block or slot that does not exist, and
         `MemoryError`.
         """
         logits = torch.empty(len(inputs.drawing_rows), self._vocab_size)

@@ -39,8 +39,8 @@ class Llama {
     int64_t hidden, attended, inner, heads;
   };
 
-  void pack(const Matrix& matrix, int64_t first_column, int64_t columns, int64_t size, const bf16* data);
-  void pack_gate(const Matrix& matrix, int half, const bf16* data);
+  // Pack `data`, bf16 [columns, size]: its 16 columns number i begin at column `first + i * step` of `matrix`.
+  void pack(const Matrix& matrix, int64_t first, int64_t step, int64_t columns, int64_t size, const bf16* data);
   void set_norm(float* norm, const bf16* data);
   void reserve(const citybus_step& step);
   bool valid(const citybus_step& step) const;

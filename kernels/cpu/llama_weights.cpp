@@ -46,46 +46,38 @@ bool Llama::set_weight(citybus_weight weight, int64_t index, const bf16* data) {
   switch (weight) {
     case CITYBUS_EMBEDDING:
       if (shape_.tied_embeddings) {
-        pack(head_, 0, vocab, hidden, data);
+        pack(head_, 0, kLanes, vocab, hidden, data);
       } else {
         std::copy(data, data + vocab * hidden, table_.data());
       }
       return true;
-    case CITYBUS_HEAD: return pack(head_, 0, vocab, hidden, data), true;
+    case CITYBUS_HEAD: return pack(head_, 0, kLanes, vocab, hidden, data), true;
     case CITYBUS_LAST_NORM: return set_norm(last_norm_, data), true;
     case CITYBUS_ATTENTION_NORM: return set_norm(layer.attention_norm, data), true;
-    case CITYBUS_QUERY: return pack(layer.qkv, 0, queries, hidden, data), true;
-    case CITYBUS_KEY: return pack(layer.qkv, queries, keys, hidden, data), true;
-    case CITYBUS_VALUE: return pack(layer.qkv, queries + keys, keys, hidden, data), true;
-    case CITYBUS_ATTENTION_OUT: return pack(layer.attention_out, 0, hidden, queries, data), true;
+    case CITYBUS_QUERY: return pack(layer.qkv, 0, kLanes, queries, hidden, data), true;
+    case CITYBUS_KEY: return pack(layer.qkv, queries, kLanes, keys, hidden, data), true;
+    case CITYBUS_VALUE: return pack(layer.qkv, queries + keys, kLanes, keys, hidden, data), true;
+    case CITYBUS_ATTENTION_OUT: return pack(layer.attention_out, 0, kLanes, hidden, queries, data), true;
     case CITYBUS_MLP_NORM: return set_norm(layer.mlp_norm, data), true;
-    case CITYBUS_GATE: return pack_gate(layer.gate_up, 0, data), true;
-    case CITYBUS_UP: return pack_gate(layer.gate_up, 1, data), true;
-    case CITYBUS_DOWN: return pack(layer.down, 0, hidden, inner, data), true;
+    case CITYBUS_GATE: return pack(layer.gate_up, 0, kColumns, inner, hidden, data), true;
+    case CITYBUS_UP: return pack(layer.gate_up, kLanes, kColumns, inner, hidden, data), true;
+    case CITYBUS_DOWN: return pack(layer.down, 0, kLanes, hidden, inner, data), true;
   }
   return false;
 }
 
-void Llama::pack(const Matrix& matrix, int64_t first_column, int64_t columns, int64_t size, const bf16* data) {
+void Llama::pack(const Matrix& matrix, int64_t first, int64_t step, int64_t columns, int64_t size, const bf16* data) {
   int64_t panels = round_up(columns, kLanes) / kLanes;
   threads_.run(uint32_t(panels), [&](uint32_t panel, int) {
-    int64_t first = int64_t(panel) * kLanes, last = std::min(first + kLanes, columns);
+    int64_t from = int64_t(panel) * kLanes, count = std::min<int64_t>(kLanes, columns - from);
     for (int64_t pair = 0; pair < matrix.pairs; ++pair)
-      for (int64_t column = first; column < last; ++column) {
-        bf16* to = matrix.at(first_column + column, pair);
-        to[0] = data[column * size + 2 * pair];
-        if (2 * pair + 1 < size) to[1] = data[column * size + 2 * pair + 1];
+      for (int64_t column = 0; column < count; ++column) {
+        const bf16* numbers = data + (from + column) * size + 2 * pair;
+        bf16* to = matrix.at(first + panel * step + column, pair);
+        to[0] = numbers[0];
+        if (2 * pair + 1 < size) to[1] = numbers[1];
       }
   });
-}
-
-// Column c of the gate is column c % 16 of group c / 16, that of up 16 columns further.
-void Llama::pack_gate(const Matrix& matrix, int half, const bf16* data) {
-  for (int64_t panel = 0; panel * kLanes < shape_.intermediate_size; ++panel) {
-    int64_t columns = std::min<int64_t>(kLanes, shape_.intermediate_size - panel * kLanes);
-    pack(matrix, panel * kColumns + half * kLanes, columns, shape_.hidden_size,
-         data + panel * kLanes * shape_.hidden_size);
-  }
 }
 
 void Llama::set_norm(float* norm, const bf16* data) {

@@ -46,6 +46,7 @@ EXECUTOR = {
     "executor_kv_pool_bytes": "gauge",
     "executor_weights_bytes": "gauge",
     "executor_model_load_seconds": "gauge",
+    "executor_backend_info": "gauge",
     "executor_steps": "counter",
     "executor_failed_steps": "counter",
     "executor_idle_seconds": "counter",

@@ -24,6 +24,8 @@ int guarded(Body body) {
 
 }  // namespace
 
+int citybus_interface(void) { return CITYBUS_INTERFACE; }
+
 int citybus_best_isa(void) {
   __builtin_cpu_init();
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

@@ -55,6 +55,10 @@ typedef struct citybus_step {
   float *logits;               /* [R, vocab_size], written */
 } citybus_step;
 
+/* Raised with every change of this file: a library that was built from an older one must not be called. */
+#define CITYBUS_INTERFACE 1
+CITYBUS_API int citybus_interface(void);
+
 /* The best of enum citybus_isa that this processor and the system have. */
 CITYBUS_API int citybus_best_isa(void);
 

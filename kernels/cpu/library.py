@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 
 _FOLDER = Path(__file__).parent
+_INTERFACE = 1
+"""`CITYBUS_INTERFACE` of `api.h`."""
 _FAILURES = {1: ValueError("the native library was given a step that makes no sense"), 2: MemoryError(), 3: OSError()}
 
 
@@ -82,10 +84,12 @@ class StepInputs:
 
 
 class NativeLibrary:
-    """The loaded library."""
+    """The loaded library. Raises `OSError` for a file that is none, or was built from an older source."""
 
     def __init__(self, path: Path) -> None:
         self._functions = ctypes.CDLL(str(path))
+        if not hasattr(self._functions, "citybus_interface") or self._functions.citybus_interface() != _INTERFACE:
+            raise OSError(f"{path} was built from another version of the source")
         declare = self._functions
         declare.citybus_llama_create.restype = ctypes.c_void_p
         declare.citybus_llama_weights_bytes.restype = ctypes.c_int64
@@ -161,7 +165,7 @@ def load_library() -> NativeLibrary | None:
     for path in _candidates():
         try:
             return NativeLibrary(path)
-        except OSError:  # built for another system
+        except OSError:  # built for another system, or before the source changed
             continue
     return None
 

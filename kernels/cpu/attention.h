@@ -46,22 +46,30 @@ struct Weights {
   float decay[kAttentionRows];
 };
 
-// Scores [R, G * 16] of `R` rows and G groups of keys.
+// Scores [R, G * 16] of `R` rows and the G groups of keys from `group` on. Meanwhile the keys of the next groups and
+// the values of these are fetched: blocks lie anywhere, so the processor cannot foresee them.
 template <int R, int G>
-void score(const bf16* const* queries, const bf16* const* keys, int64_t head_dim, float (*scores)[kRun]) {
+void score(const bf16* const* queries, const Run& run, int group, int64_t head_dim, Weights& weights) {
+  const bf16* const* keys = run.keys + group;
+  const bf16* const* values = run.values + group;
+  const bf16* const* next = group + 2 * G <= run.groups ? keys + G : keys;
   Lanes sums[R][G];
   for (int r = 0; r < R; ++r)
     for (int g = 0; g < G; ++g) sums[r][g] = fill(0.0f);
   for (int64_t i = 0; i < head_dim; i += 2) {
     PairVector pairs[G];
-    for (int g = 0; g < G; ++g) pairs[g] = load_pairs(keys[g] + i * kGroupTokens);
+    for (int g = 0; g < G; ++g) {
+      pairs[g] = load_pairs(keys[g] + i * kGroupTokens);
+      _mm_prefetch(reinterpret_cast<const char*>(next[g] + i * kGroupTokens), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(values[g] + i * kGroupTokens), _MM_HINT_T0);
+    }
     for (int r = 0; r < R; ++r) {
       PairScalar query = broadcast_pair(queries[r] + i);
       for (int g = 0; g < G; ++g) sums[r][g] = dot(sums[r][g], pairs[g], query);
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int g = 0; g < G; ++g) store(scores[r] + g * kGroupTokens, sums[r][g]);
+    for (int g = 0; g < G; ++g) store(weights.scores[r] + (group + g) * kGroupTokens, sums[r][g]);
 }
 
 // Scores of a row become weights, relative to its peak so far.
@@ -123,11 +131,10 @@ void attend_rows(const Rows& rows, const Run& run, int64_t first) {
   const bf16* queries[R];
   for (int r = 0; r < R; ++r)
     queries[r] = attention.queries + (rows.token(first + r) * attention.heads + rows.head(first + r)) * head_dim;
-  int g = 0;
-  for (; g + kScoreGroups <= run.groups; g += kScoreGroups)
-    score<R, kScoreGroups>(queries, run.keys + g, head_dim, reinterpret_cast<float(*)[kRun]>(weights.scores[0] + g * kGroupTokens));
-  for (; g < run.groups; ++g)
-    score<R, 1>(queries, run.keys + g, head_dim, reinterpret_cast<float(*)[kRun]>(weights.scores[0] + g * kGroupTokens));
+  int group = 0;
+  for (; group + kScoreGroups <= run.groups; group += kScoreGroups)
+    score<R, kScoreGroups>(queries, run, group, head_dim, weights);
+  for (; group < run.groups; ++group) score<R, 1>(queries, run, group, head_dim, weights);
   float scale = 1.0f / std::sqrt(float(head_dim));
   for (int r = 0; r < R; ++r)
     soften(weights.scores[r], weights.rounded[r], run.groups, rows.visible(first + r) - run.first, scale,

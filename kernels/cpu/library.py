@@ -117,7 +117,7 @@ class NativeModel:
     def __init__(self, functions: ctypes.CDLL, shape: Shape, isa: InstructionSet, num_threads: int) -> None:
         self.instruction_set = isa
         self._functions = functions
-        self._vocab_size: int = shape.vocab_size
+        self._logits = torch.empty(0, shape.vocab_size)
         status = ctypes.c_int()
         self._handle = functions.citybus_llama_create(ctypes.byref(shape), int(isa), num_threads, ctypes.byref(status))
         _check(status.value)
@@ -138,13 +138,13 @@ class NativeModel:
         self._functions.citybus_prefer_huge_pages(pools.data_ptr(), pools.nbytes)
 
     def forward(self, inputs: StepInputs, pools: torch.Tensor) -> torch.Tensor:
-        """Compute the step; float32 logits [R, vocab_size].
+        """Compute the step; float32 logits [R, vocab_size], which the next call overwrites.
 
         `pools` is bfloat16 [2 * num_layers, num_blocks, block_size, kv_heads, head_dim]; the order of the numbers
         within a block is the library's own. Raises `ValueError` for a token, block or slot that does not exist, and
         `MemoryError`.
         """
-        logits = torch.empty(len(inputs.drawing_rows), self._vocab_size)
+        logits = self._room_for_logits(len(inputs.drawing_rows))
         step = _Step(
             num_tokens=len(inputs.token_ids),
             num_sequences=len(inputs.lengths),
@@ -158,6 +158,12 @@ class NativeModel:
         )
         _check(self._functions.citybus_llama_forward(self._handle, ctypes.byref(step)))
         return logits
+
+    def _room_for_logits(self, rows: int) -> torch.Tensor:
+        """Always the same memory: fresh pages for every step would cost a twentieth of it."""
+        if len(self._logits) < rows:
+            self._logits = torch.empty(rows, self._logits.shape[1])
+        return self._logits[:rows]
 
 
 def load_library() -> NativeLibrary | None:

@@ -165,7 +165,7 @@ class Runner:
         return StepInputs(torch.tensor(tokens), torch.cat(slots), cos, sin, tables, lengths, starts, every)
 
     def step(self, counts: dict[int, int]) -> None:
-        logits = self.model.forward(self.inputs(counts), self.pools)
+        logits = self.model.forward(self.inputs(counts), self.pools).clone()
         for row, part in zip(counts, logits.split(list(counts.values())), strict=True):
             self.logits[row] += list(part)
             self.computed[row] += counts[row]

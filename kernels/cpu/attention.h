@@ -201,8 +201,8 @@ void attend(const Attention& attention, const AttentionTask& task, float* scratc
   for (int64_t first = 0; first < end; first += kRun) {
     Run run = make_run(rows, first);
     for (int64_t tile = 0; tile < tiles; ++tile) {
-      int64_t row = count * tile / tiles;
-      attend_rows_of(count * (tile + 1) / tiles - row, std::make_integer_sequence<int, kAttentionRows>())(rows, run, row);
+      int64_t row = count * tile / tiles, together = count * (tile + 1) / tiles - row;
+      attend_rows_of(together, std::make_integer_sequence<int, kAttentionRows>())(rows, run, row);
     }
   }
   write_output(rows);

@@ -1,5 +1,5 @@
 // What an instruction set computes. Every result depends on its own row only: not on the rows beside it, nor on who
-// computes it. Plain structs and pointers, so that the files compiled for one instruction set share no code with others.
+// computes it. Plain structs and pointers: the files compiled for one instruction set share no code with others.
 #pragma once
 
 #include "layout.h"

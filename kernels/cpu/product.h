@@ -59,7 +59,8 @@ void multiply_product(const Product& product, int64_t group, float* outputs, int
 void multiply_add_product(const Product& product, int64_t group, float* outputs, int64_t stride) {
   for_each_row(product, group, [&](int64_t row, const float* sums) {
     float* to = outputs + row * stride + group * kColumns;
-    for (int column = 0; column < kColumns; column += kLanes) store(to + column, add(load(to + column), load(sums + column)));
+    for (int column = 0; column < kColumns; column += kLanes)
+      store(to + column, add(load(to + column), load(sums + column)));
   });
 }
 

@@ -5,8 +5,7 @@
 namespace citybus {
 namespace {
 
-constexpr int kSpinsBeforeSleep = 4000;  // some 50 us: longer than the gaps within a step, shorter than those between
-constexpr int kSpinsBeforeYield = 2000;
+constexpr int kSpins = 3000;  // some 50 us: longer than the gaps within a step, shorter than those between steps
 
 bool has_piece(uint64_t ticket) { return uint32_t(ticket) < uint32_t(ticket >> 32); }
 
@@ -48,13 +47,19 @@ void ThreadPool::start(uint32_t count, Function function, void* context) {
   }
   while (take_piece(0)) {
   }
-  for (int spins = 0; done_.load(std::memory_order_acquire) < count; ++spins) {
-    if (spins < kSpinsBeforeYield) {
-      _mm_pause();
-    } else {
-      std::this_thread::yield();
-    }
+  wait_for_the_others(count);
+}
+
+// Whoever spins for longer on a busy machine takes time from the thread that it waits for.
+void ThreadPool::wait_for_the_others(uint32_t count) {
+  for (int spins = 0; spins < kSpins; ++spins) {
+    if (done_.load() == count) return;
+    _mm_pause();
   }
+  std::unique_lock<std::mutex> lock(mutex_);
+  caller_sleeps_.store(true);
+  finished_.wait(lock, [this, count] { return done_.load() == count; });
+  caller_sleeps_.store(false);
 }
 
 bool ThreadPool::take_piece(int thread) {
@@ -62,7 +67,10 @@ bool ThreadPool::take_piece(int thread) {
   while (has_piece(ticket)) {
     if (ticket_.compare_exchange_weak(ticket, ticket + 1)) {
       function_(context_, uint32_t(ticket), thread);
-      done_.fetch_add(1, std::memory_order_release);
+      if (done_.fetch_add(1) + 1 == uint32_t(ticket >> 32) && caller_sleeps_.load()) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        finished_.notify_one();
+      }
       return true;
     }
   }
@@ -71,7 +79,7 @@ bool ThreadPool::take_piece(int thread) {
 
 // False where the pool ends.
 bool ThreadPool::wait_for_work() {
-  for (int spins = 0; spins < kSpinsBeforeSleep; ++spins) {
+  for (int spins = 0; spins < kSpins; ++spins) {
     if (has_piece(ticket_.load(std::memory_order_relaxed))) return true;
     _mm_pause();
   }

@@ -32,6 +32,7 @@ class ThreadPool {
   using Function = void (*)(void* context, uint32_t piece, int thread);
 
   void start(uint32_t count, Function function, void* context);
+  void wait_for_the_others(uint32_t count);
   bool take_piece(int thread);
   bool wait_for_work();
   void work(int thread);
@@ -45,9 +46,11 @@ class ThreadPool {
   void* context_ = nullptr;
 
   std::atomic<int> sleepers_{0};
+  std::atomic<bool> caller_sleeps_{false};
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;
-  std::condition_variable wake_;
+  std::condition_variable wake_;      // of workers: there is a job
+  std::condition_variable finished_;  // of the caller: it is done
   std::vector<std::thread> workers_;
 };
 

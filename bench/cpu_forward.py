@@ -1,10 +1,10 @@
 """How long is a step on a CPU, native against torch, and how far from what the machine can do?
 
-Run: python -m bench.cpu_forward --model FOLDER
+Run: GOMP_SPINCOUNT=0 python -m bench.cpu_forward --model FOLDER (the variable is what the executor sets for torch)
 Both computations are timed in turns, so that whatever else the machine does meets both alike; a machine that others
 use gives ratios to trust and times that are too long. Steps are decodes of a batch at one length of context, and one
-prefill. The machine's limits are measured in the same turns: bytes read from memory a second, and operations a second
-of torch's own bf16 product.
+prefill. The machine's limits are measured before: bytes read from memory a second, and operations a second of torch's
+own bf16 product; what a step needs of them at least is in the last two columns.
 """
 
 from __future__ import annotations
@@ -97,18 +97,27 @@ def limits(rounds: int) -> tuple[float, float]:
     return STREAMED / read, 2.0 * 512 * 4096 * 4096 / product
 
 
-def compare(case: Case, models: dict[str, Model], rounds: int) -> dict[str, float]:
-    """Median seconds of each of `models`, in turns."""
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Median seconds, and the median of the ratios of two steps beside each other."""
+
+    torch: float
+    native: float
+    ratio: float
+
+
+def compare(case: Case, by_torch: Model, by_library: Model, rounds: int) -> Times:
+    """Steps of both in turns, on one pool."""
     batch = case.batch()
-    spec = next(iter(models.values())).spec
     blocks = batch.paged.block_tables.numel()
-    pool = KvPool(spec, num_blocks=blocks, block_size=BLOCK, dtype=torch.bfloat16, device=CPU)
+    pool = KvPool(by_torch.spec, num_blocks=blocks, block_size=BLOCK, dtype=torch.bfloat16, device=CPU)
     pool.pools.normal_()
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(rounds + 1):
-        for name, model in models.items():
-            seconds[name].append(timed(lambda model=model: model.forward(batch, pool)))  # type: ignore[misc]
-    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    seconds = [
+        [timed(lambda model=model: model.forward(batch, pool)) for model in (by_torch, by_library)]  # type: ignore[misc]
+        for _ in range(rounds + 1)
+    ][1:]
+    slow, fast = zip(*seconds, strict=True)
+    return Times(*map(statistics.median, (slow, fast, [slower / faster for slower, faster in seconds])))
 
 
 def main() -> int:
@@ -124,21 +133,20 @@ def main() -> int:
     torch.manual_seed(0)
     spec = ModelSpec.read(options.model)
     native = library.model(native_shape(spec), library.instruction_sets()[-1], options.threads)
-    models: dict[str, Model] = {
-        "torch": Llama(spec, Checkpoint(options.model, torch.bfloat16, CPU), kernels_for(CPU)),
-        "native": NativeLlama(spec, Checkpoint(options.model, torch.bfloat16, CPU), native),
-    }
+    by_torch = Llama(spec, Checkpoint(options.model, torch.bfloat16, CPU), kernels_for(CPU))
+    by_library = NativeLlama(spec, Checkpoint(options.model, torch.bfloat16, CPU), native)
     with torch.inference_mode():
         bandwidth, rate = limits(options.rounds)
         print(f"{options.threads} threads; memory {bandwidth / 1e9:.1f} GB/s, product {rate / 1e9:.0f} GFLOP/s")
         print(f"{'step':<20}{'torch ms':>10}{'native ms':>10}{'ratio':>7}{'bytes ms':>10}{'operations ms':>15}")
         for case in CASES:
-            seconds = compare(case, models, options.rounds)
+            times = compare(case, by_torch, by_library, options.rounds)
             read = case.bytes_read(spec, native.weights_bytes) / bandwidth
             computed = case.operations(spec) / rate
-            columns = (1000 * seconds["torch"], 1000 * seconds["native"], seconds["torch"] / seconds["native"])
-            times = "".join(f"{value:>{width}.1f}" for value, width in zip(columns, (10, 10, 7), strict=True))
-            print(f"{case.name:<20}{times}{1000 * read:>10.1f}{1000 * computed:>15.1f}")
+            print(
+                f"{case.name:<20}{1000 * times.torch:>10.1f}{1000 * times.native:>10.1f}{times.ratio:>7.1f}"
+                f"{1000 * read:>10.1f}{1000 * computed:>15.1f}"
+            )
     return 0
 
 

@@ -19,7 +19,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c deploy/constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-PINS := pyproject.toml deploy/constraints.txt
+PINS := pyproject.toml deploy/constraints.txt setup.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 NEED_MB := 2500
 
 .PHONY: run test chaos lint protos compose-test clean help
@@ -50,7 +50,7 @@ protos: $(VENV)/.installed-dev
 	$(BIN)/python protos/generate.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info kernels/cpu/_native* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:

@@ -140,6 +140,7 @@ class ExecutorMetrics:
         self.kv_pool_bytes = make.gauge("executor_kv_pool_bytes", "Memory of the KV pool")
         self.weights_bytes = make.gauge("executor_weights_bytes", "Memory of the weights")
         self.model_load_seconds = make.gauge("executor_model_load_seconds", "Time the model took to load")
+        self.backend_info = make.gauge("executor_backend_info", "1 for what computes the forward pass", ("backend",))
 
         self.sessions_opened = make.counter("executor_sessions_opened", "Sessions that schedulers opened")
         self.pool_clears = make.counter("executor_pool_clears", "Sessions that began by dropping what the pool held")

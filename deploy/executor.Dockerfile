@@ -20,6 +20,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     && cd /opt/citybus/lib/python3.11/site-packages/torch && rm -rf include test  # only building extensions needs them
 
 FROM python:3.11-slim AS wheel
+# For the native library of kernels/cpu; the images that run need no compiler.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY . /src
 RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir /dist /src
 

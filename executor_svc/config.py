@@ -26,6 +26,11 @@ class Config:
         "number format of weights, keys and values; auto is the checkpoint's, or float32 for one that is neither",
         choices=("auto", "bfloat16", "float32"),
     )
+    cpu_backend: str = option(
+        "auto",
+        "how a CPU computes: by the native library (bfloat16, x86 with AVX2) or by torch; auto is native where it can",
+        choices=("auto", "native", "torch"),
+    )
     num_threads: int | None = option(None, "threads that compute; none is one per core available")
     max_model_len: int | None = option(None, "most tokens of a sequence; none is what the model allows")
     block_size: int = option(16, "tokens a block of keys and values holds")

@@ -10,6 +10,7 @@ import torch
 from common.errors import StartupError
 from common.metrics import ExecutorMetrics
 from executor_svc.config import Config
+from executor_svc.cpu_backend import native_model
 from executor_svc.engine import Engine, EngineLimits
 from executor_svc.host import available_cores, available_memory
 from executor_svc.kv_pool import MIB, KvPool, blocks_that_fit
@@ -29,19 +30,38 @@ def load_engine(settings: Config, metrics: ExecutorMetrics) -> Engine:
     """Load the model and make the pool. Raises `StartupError`."""
     started = time.perf_counter()
     device = _device(settings.device)
-    torch.set_num_threads(settings.num_threads or available_cores())
+    num_threads = settings.num_threads or available_cores()
+    torch.set_num_threads(num_threads)
     spec = ModelSpec.read(settings.model)
     dtype = _DTYPES.get(spec.dtype if settings.dtype == "auto" else settings.dtype, torch.float32)
-    log.info("loading the model", model=str(settings.model), architecture=spec.architecture, dtype=_name(dtype))
+    native = native_model(
+        settings.cpu_backend,
+        spec,
+        dtype=dtype,
+        device=device,
+        block_size=settings.block_size,
+        num_threads=num_threads,
+    )
+    computes = "torch" if native is None else f"native {native.instruction_set.name.lower()}"
+    log.info(
+        "loading the model",
+        model=str(settings.model),
+        architecture=spec.architecture,
+        dtype=_name(dtype),
+        backend=computes,
+    )
     backend = kernels_for(device)
-    model = load_model(spec, Checkpoint(settings.model, dtype, device), backend)
+    model = load_model(spec, Checkpoint(settings.model, dtype, device), backend, native)
     seconds = time.perf_counter() - started
     log.info("model loaded", mib=round(model.weights_bytes / MIB), seconds=round(seconds, 2))
     pool = _make_pool(settings, spec, dtype, device)
+    if native is not None:
+        native.prefer_huge_pages(pool.pools)
     log.info("pool of keys and values made", blocks=pool.num_blocks, mib=round(pool.num_bytes / MIB, 1))
     metrics.model_load_seconds.set(seconds)
     metrics.weights_bytes.set(model.weights_bytes)
     metrics.kv_pool_bytes.set(pool.num_bytes)
+    metrics.backend_info.labels(backend=computes).set(1)
     limits = EngineLimits(_max_model_len(settings, spec), settings.max_sequences, settings.max_step_tokens)
     return Engine(settings.model.resolve().name, model, pool, backend, limits, metrics)
 

@@ -13,11 +13,18 @@ from executor_svc.kv_pool import KvPool
 from executor_svc.models.spec import ModelSpec
 from executor_svc.weights import Checkpoint
 from kernels.backend import Kernels
+from kernels.cpu.library import NativeModel
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "executor_svc.models.llama:Llama",
     "MistralForCausalLM": "executor_svc.models.llama:Llama",
 }
+
+NATIVE = {
+    "LlamaForCausalLM": "executor_svc.models.llama_native:NativeLlama",
+    "MistralForCausalLM": "executor_svc.models.llama_native:NativeLlama",
+}
+"""Those that the native library of `kernels.cpu` computes too."""
 
 
 class Model(Protocol):
@@ -30,12 +37,16 @@ class Model(Protocol):
         """Compute the batch's tokens; returns float32 logits [rows that draw, vocab_size]."""
 
 
-def load_model(spec: ModelSpec, checkpoint: Checkpoint, kernels: Kernels) -> Model:
-    """Build the model and take its weights. Raises `StartupError` for an unknown architecture or a bad checkpoint."""
-    where = ARCHITECTURES.get(spec.architecture)
+def load_model(spec: ModelSpec, checkpoint: Checkpoint, kernels: Kernels, native: NativeModel | None = None) -> Model:
+    """Build the model and take its weights: into `native` where that is given, an architecture of `NATIVE` then.
+
+    Raises `StartupError` for an unknown architecture or a bad checkpoint.
+    """
+    where = (ARCHITECTURES if native is None else NATIVE).get(spec.architecture)
     if where is None:
         supported = ", ".join(ARCHITECTURES)
         raise StartupError(f"architecture {spec.architecture} is not supported; these are: {supported}")
     module, _, name = where.partition(":")
-    model: Model = getattr(importlib.import_module(module), name)(spec, checkpoint, kernels)
+    make = getattr(importlib.import_module(module), name)
+    model: Model = make(spec, checkpoint, kernels if native is None else native)
     return model

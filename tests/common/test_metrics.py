@@ -52,6 +52,7 @@ EXECUTOR = {
     "executor_sessions_opened": "counter",
     "executor_pool_clears": "counter",
     "executor_computed_tokens": "counter",
+    "executor_backend_info": "gauge",
     "executor_steps": "counter",
     "executor_failed_steps": "counter",
     "executor_idle_seconds": "counter",

@@ -1,4 +1,5 @@
-"""Every test of an executor runs on the fake one and on the real engine, called directly and over gRPC."""
+"""Every test of an executor runs on the fake one, on the real engine and on one that computes natively; the first two
+also over gRPC."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from common.step import StepExecutor
 from executor_svc.config import Config
 from executor_svc.engine import Engine
 from executor_svc.startup import load_engine
+from kernels.cpu.library import load_library
 from tests.checkpoints import write_tiny
 from tests.contract.session import NUM_BLOCKS
 from tests.contract.subjects import Subject, engine_subject, fake_subject
@@ -28,10 +30,21 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return load_engine(settings, ExecutorMetrics(CollectorRegistry()))
 
 
-@pytest.fixture(params=["fake", "engine", "fake over gRPC", "engine over gRPC"])
+@pytest.fixture(scope="session")
+def native_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    if load_library() is None:
+        pytest.skip("the native library is not built")
+    model = write_tiny(tmp_path_factory.mktemp("contract") / "tiny", dtype="bfloat16")
+    settings = Config(
+        model=model, num_blocks=NUM_BLOCKS, num_threads=2, max_sequences=16, max_step_tokens=128, cpu_backend="native"
+    )
+    return load_engine(settings, ExecutorMetrics(CollectorRegistry()))
+
+
+@pytest.fixture(params=["fake", "engine", "native_engine", "fake over gRPC", "engine over gRPC"])
 def subject(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
     kind, _, wire = request.param.partition(" over ")
-    inner = fake_subject() if kind == "fake" else engine_subject(request.getfixturevalue("engine"), monkeypatch)
+    inner = fake_subject() if kind == "fake" else engine_subject(request.getfixturevalue(kind), monkeypatch)
     if not wire:
         yield inner
         return

@@ -15,6 +15,7 @@ from executor_svc.config import Config
 from executor_svc.engine import Engine
 from executor_svc.startup import load_engine
 from kernels.backend import kernels_for
+from kernels.cpu.library import NativeLibrary, load_library
 from tests.checkpoints import write_tiny
 
 kernels_for(torch.device("cpu"))  # before the first product of the process, which other tests may compute
@@ -25,6 +26,14 @@ MakeEngine = Callable[..., Engine]
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny")
+
+
+@pytest.fixture
+def library() -> NativeLibrary:
+    found = load_library()
+    if found is None:
+        pytest.skip("the native library is not built")
+    return found
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from executor_svc.engine import Engine
+from kernels.cpu.library import NativeLibrary
 from tests.checkpoints import write_tiny
 from tests.exactness import EXACT_DTYPES
 from tests.executor.conftest import MakeEngine
@@ -42,7 +43,18 @@ def test_logits_have_the_same_bits_in_every_batch_and_chunk(
     tmp_path: Path, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     name = str(dtype).removeprefix("torch.")
-    engine = make_engine(write_tiny(tmp_path, dtype=name), num_blocks=1024)
+    check(make_engine(write_tiny(tmp_path, dtype=name), num_blocks=1024, cpu_backend="torch"), monkeypatch)
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_so_they_have_natively(
+    tmp_path: Path, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, library: NativeLibrary, tie: bool
+) -> None:
+    model = write_tiny(tmp_path, dtype="bfloat16", tie=tie)
+    check(make_engine(model, num_blocks=1024, cpu_backend="native", num_threads=2), monkeypatch)
+
+
+def check(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = set().union(*(recorded(engine, monkeypatch, [prompt]) for prompt in PROMPTS))
     assert len(alone) == len(PROMPTS) * COUNT
     for options in ({"chunks": [1]}, {"chunks": [3, 17, 40]}, {"chunks": [64], "preempt": 0.1}):

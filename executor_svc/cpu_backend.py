@@ -1,0 +1,58 @@
+"""Which of the two ways to compute on a CPU is taken: the native library, or torch."""
+
+from __future__ import annotations
+
+import torch
+
+from common.errors import StartupError
+from executor_svc.models.llama_native import native_shape
+from executor_svc.models.registry import NATIVE
+from executor_svc.models.spec import ModelSpec
+from kernels.cpu.library import NativeLibrary, NativeModel, load_library
+
+_LANES = 16
+
+
+def native_model(
+    choice: str, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, block_size: int, num_threads: int
+) -> NativeModel | None:
+    """A native model without weights, or None where torch computes: for the `choice` of --cpu-backend.
+
+    Raises `StartupError` where native is asked for and cannot be, and where its memory or its threads cannot be had.
+    """
+    if choice == "torch":
+        return None
+    library = load_library()
+    obstacle = _unsuitable(spec, dtype, device, block_size) or _unavailable(library)
+    if obstacle and choice == "native":
+        raise StartupError(f"--cpu-backend native: {obstacle}")
+    if obstacle or library is None:
+        return None
+    try:
+        return library.model(native_shape(spec), library.instruction_sets()[-1], num_threads)
+    except (MemoryError, OSError) as error:
+        raise StartupError("no memory for the weights: serve a smaller model, or stop something else") from error
+
+
+def _unsuitable(spec: ModelSpec, dtype: torch.dtype, device: torch.device, block_size: int) -> str | None:
+    """Why the library cannot compute this."""
+    if device.type != "cpu":
+        return f"it is for --device cpu, not {device.type}"
+    if dtype is not torch.bfloat16:
+        return "it computes in bfloat16 only: give --dtype bfloat16, or --cpu-backend auto"
+    if spec.architecture not in NATIVE:
+        return f"it does not compute {spec.architecture}: give --cpu-backend auto"
+    if spec.head_dim % _LANES:
+        return f"it needs heads of a multiple of {_LANES} numbers, not {spec.head_dim}: give --cpu-backend auto"
+    if block_size % _LANES:
+        return f"it needs blocks of a multiple of {_LANES} tokens: give --block-size {_LANES}"
+    return None
+
+
+def _unavailable(library: NativeLibrary | None) -> str | None:
+    """Why there is no library that works here."""
+    if library is None:
+        return "the library was not built: install a C++ compiler, then install citybus again"
+    if not library.instruction_sets():
+        return "this processor has no AVX2: give --cpu-backend auto"
+    return None

@@ -1,0 +1,63 @@
+#include "api.h"
+
+#include <new>
+#include <system_error>
+
+#include "llama.h"
+
+struct citybus_llama {
+  citybus::Llama model;
+};
+
+namespace {
+
+template <typename Body>
+int guarded(Body body) {
+  try {
+    return body() ? CITYBUS_OK : CITYBUS_INVALID;
+  } catch (const std::bad_alloc&) {
+    return CITYBUS_NO_MEMORY;
+  } catch (const std::system_error&) {
+    return CITYBUS_NO_THREADS;
+  }
+}
+
+}  // namespace
+
+int citybus_interface(void) { return CITYBUS_INTERFACE; }
+
+int citybus_best_isa(void) {
+  __builtin_cpu_init();
+  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (avx2 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+    return CITYBUS_AVX512_BF16;
+  return avx2 ? CITYBUS_AVX2 : CITYBUS_NONE;
+}
+
+citybus_llama* citybus_llama_create(const citybus_shape* shape, int isa, int num_threads, int* status) {
+  citybus_llama* llama = nullptr;
+  *status = guarded([&] {
+    if (isa <= CITYBUS_NONE || isa > citybus_best_isa() || num_threads < 1 || shape->head_dim % citybus::kLanes)
+      return false;
+    const citybus::Operations& operations =
+        isa == CITYBUS_AVX512_BF16 ? citybus::avx512_operations() : citybus::avx2_operations();
+    llama = new citybus_llama{{*shape, operations, num_threads}};
+    return true;
+  });
+  return llama;
+}
+
+int64_t citybus_llama_weights_bytes(const citybus_llama* llama) { return llama->model.weights_bytes(); }
+
+int citybus_llama_set_weight(citybus_llama* llama, int weight, int64_t layer, const uint16_t* data) {
+  return guarded([&] { return llama->model.set_weight(citybus_weight(weight), layer, data); });
+}
+
+int citybus_llama_forward(citybus_llama* llama, const citybus_step* step) {
+  return guarded([&] { return llama->model.forward(*step); });
+}
+
+void citybus_llama_destroy(citybus_llama* llama) { delete llama; }
+
+void citybus_prefer_huge_pages(void* start, int64_t bytes) { citybus::prefer_huge_pages(start, size_t(bytes)); }

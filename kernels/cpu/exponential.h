@@ -1,0 +1,24 @@
+// e to the power of 16 numbers, to within 2 units in the last place; of 0 it is exactly 1.
+namespace citybus {
+namespace CITYBUS_ISA {
+
+// Powers are cut to [-87, 88], where neither they nor their inverses overflow. NaN stays NaN.
+inline Lanes exponential(Lanes x) {
+  x = minimum(fill(88.0f), maximum(fill(-87.0f), x));
+  Lanes n = round_to_integer(multiply(x, fill(1.44269504088896341f)));
+  Lanes r = multiply_add(n, fill(-0.693359375f), x);  // ln 2 in two parts; the first has few bits: n times it is exact
+  r = multiply_add(n, fill(2.12194440e-4f), r);
+  // Taylor's series: |r| <= ln 2 / 2 leaves an error below 2^-26.
+  Lanes sum = fill(1.0f / 5040);
+  sum = multiply_add(sum, r, fill(1.0f / 720));
+  sum = multiply_add(sum, r, fill(1.0f / 120));
+  sum = multiply_add(sum, r, fill(1.0f / 24));
+  sum = multiply_add(sum, r, fill(1.0f / 6));
+  sum = multiply_add(sum, r, fill(0.5f));
+  sum = multiply_add(sum, r, fill(1.0f));
+  sum = multiply_add(sum, r, fill(1.0f));
+  return times_power_of_two(sum, n);
+}
+
+}  // namespace CITYBUS_ISA
+}  // namespace citybus

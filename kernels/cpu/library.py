@@ -1,0 +1,185 @@
+"""The native library, found beside this file and called through its C interface (`api.h`)."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+
+_FOLDER = Path(__file__).parent
+_INTERFACE = 1
+"""`CITYBUS_INTERFACE` of `api.h`."""
+_FAILURES = {1: ValueError("the native library was given a step that makes no sense"), 2: MemoryError(), 3: OSError()}
+
+
+class InstructionSet(IntEnum):
+    """What the library can be run with; each is faster than the one before."""
+
+    AVX2 = 1
+    AVX512_BF16 = 2
+
+
+class Weight(IntEnum):
+    """A weight of a Llama, as `enum citybus_weight`."""
+
+    EMBEDDING = 0
+    HEAD = 1
+    LAST_NORM = 2
+    ATTENTION_NORM = 3
+    QUERY = 4
+    KEY = 5
+    VALUE = 6
+    ATTENTION_OUT = 7
+    MLP_NORM = 8
+    GATE = 9
+    UP = 10
+    DOWN = 11
+
+
+class Shape(ctypes.Structure):
+    """`citybus_shape`."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers")),
+        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "tied_embeddings")),
+        ("rms_norm_eps", ctypes.c_double),
+    ]
+
+
+class _Step(ctypes.Structure):
+    """`citybus_step`."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("num_tokens", "num_sequences", "num_drawing")),
+        *((name, ctypes.c_void_p) for name in ("token_ids", "slots", "cos", "sin", "block_tables")),
+        ("table_width", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("lengths", "query_starts", "drawing_rows", "pools")),
+        *((name, ctypes.c_int64) for name in ("num_blocks", "block_size")),
+        ("logits", ctypes.c_void_p),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """N tokens of S sequences, R of which draw. All are contiguous and on the CPU: int64, but float32 `cos` and `sin`.
+
+    `token_ids` and `slots` [N]; `cos` and `sin` [N, head_dim / 2]; `block_tables` [S, any width]; `lengths` [S];
+    `query_starts` [S + 1]; `drawing_rows` [R].
+    """
+
+    token_ids: torch.Tensor
+    slots: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    block_tables: torch.Tensor
+    lengths: torch.Tensor
+    query_starts: torch.Tensor
+    drawing_rows: torch.Tensor
+
+
+class NativeLibrary:
+    """The loaded library. Raises `OSError` for a file that is none, or was built from an older source."""
+
+    def __init__(self, path: Path) -> None:
+        self._functions = ctypes.CDLL(str(path))
+        if not hasattr(self._functions, "citybus_interface") or self._functions.citybus_interface() != _INTERFACE:
+            raise OSError(f"{path} was built from another version of the source")
+        declare = self._functions
+        declare.citybus_llama_create.restype = ctypes.c_void_p
+        declare.citybus_llama_weights_bytes.restype = ctypes.c_int64
+        declare.citybus_llama_weights_bytes.argtypes = [ctypes.c_void_p]
+        declare.citybus_llama_set_weight.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p]
+        declare.citybus_llama_forward.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Step)]
+        declare.citybus_llama_destroy.argtypes = [ctypes.c_void_p]
+        declare.citybus_llama_destroy.restype = None
+        declare.citybus_prefer_huge_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        declare.citybus_prefer_huge_pages.restype = None
+
+    def instruction_sets(self) -> list[InstructionSet]:
+        """Those that this processor has, the fastest last."""
+        best = self._functions.citybus_best_isa()
+        return [isa for isa in InstructionSet if isa <= best]
+
+    def model(self, shape: Shape, isa: InstructionSet, num_threads: int) -> NativeModel:
+        """A model without weights. Raises `ValueError` for a shape it cannot compute, `MemoryError` and `OSError`."""
+        return NativeModel(self._functions, shape, isa, num_threads)
+
+
+class NativeModel:
+    """A Llama in the library's memory, computed by threads of its own; they end with this object."""
+
+    def __init__(self, functions: ctypes.CDLL, shape: Shape, isa: InstructionSet, num_threads: int) -> None:
+        self.instruction_set = isa
+        self._functions = functions
+        self._logits = torch.empty(0, shape.vocab_size)
+        status = ctypes.c_int()
+        self._handle = functions.citybus_llama_create(ctypes.byref(shape), int(isa), num_threads, ctypes.byref(status))
+        _check(status.value)
+        weakref.finalize(self, functions.citybus_llama_destroy, self._handle)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Memory of the weights."""
+        return int(self._functions.citybus_llama_weights_bytes(self._handle))
+
+    def set_weight(self, weight: Weight, tensor: torch.Tensor, layer: int = 0) -> None:
+        """Pack `tensor`, bfloat16 of the shape that `api.h` says; it is not needed afterwards."""
+        tensor = tensor.contiguous()
+        _check(self._functions.citybus_llama_set_weight(self._handle, int(weight), layer, tensor.data_ptr()))
+
+    def prefer_huge_pages(self, pools: torch.Tensor) -> None:
+        """Ask the system for huge pages where `pools`, of which nothing is used yet, lie."""
+        self._functions.citybus_prefer_huge_pages(pools.data_ptr(), pools.nbytes)
+
+    def forward(self, inputs: StepInputs, pools: torch.Tensor) -> torch.Tensor:
+        """Compute the step; float32 logits [R, vocab_size], which the next call overwrites.
+
+        `pools` is bfloat16 [2 * num_layers, num_blocks, block_size, kv_heads, head_dim]; the order of the numbers
+        within a block is the library's own. Raises `ValueError` for a token, block or slot that does not exist, and
+        `MemoryError`.
+        """
+        logits = self._room_for_logits(len(inputs.drawing_rows))
+        step = _Step(
+            num_tokens=len(inputs.token_ids),
+            num_sequences=len(inputs.lengths),
+            num_drawing=len(inputs.drawing_rows),
+            table_width=inputs.block_tables.shape[1],
+            pools=pools.data_ptr(),
+            num_blocks=pools.shape[1],
+            block_size=pools.shape[2],
+            logits=logits.data_ptr(),
+            **{name: getattr(inputs, name).data_ptr() for name in StepInputs.__dataclass_fields__},
+        )
+        _check(self._functions.citybus_llama_forward(self._handle, ctypes.byref(step)))
+        return logits
+
+    def _room_for_logits(self, rows: int) -> torch.Tensor:
+        """Always the same memory: fresh pages for every step would cost a twentieth of it."""
+        if len(self._logits) < rows:
+            self._logits = torch.empty(rows, self._logits.shape[1])
+        return self._logits[:rows]
+
+
+def load_library() -> NativeLibrary | None:
+    """The library; None where it was not built, or cannot be loaded."""
+    for path in _candidates():
+        try:
+            return NativeLibrary(path)
+        except OSError:  # built for another system, or before the source changed
+            continue
+    return None
+
+
+def _candidates() -> Iterator[Path]:
+    return (path for suffix in EXTENSION_SUFFIXES if (path := _FOLDER / f"_native{suffix}").exists())
+
+
+def _check(status: int) -> None:
+    if status:
+        raise _FAILURES[status]

@@ -1,0 +1,136 @@
+#include "llama.h"
+
+#include <algorithm>
+
+namespace citybus {
+namespace {
+
+constexpr int64_t kRowsOfPiece = 8;  // rows that a thread takes at once where a row is little work
+
+bool in_range(const int64_t* numbers, int64_t count, int64_t limit) {
+  return std::all_of(numbers, numbers + count, [limit](int64_t number) { return 0 <= number && number < limit; });
+}
+
+}  // namespace
+
+bool Llama::forward(const citybus_step& step) {
+  if (!valid(step)) return false;
+  reserve(step);
+  plan_attention(step);
+  embed(step);
+  for (int64_t index = 0; index < shape_.num_layers; ++index) {
+    const Layer& layer = layers_[size_t(index)];
+    norm(layer.attention_norm, step.num_tokens);
+    attend(step, layer, index);
+    norm(layer.mlp_norm, step.num_tokens);
+    Product gate_up{normed_.data(), sizes_.hidden, step.num_tokens, layer.gate_up};
+    threads_.run(uint32_t(layer.gate_up.groups), [&](uint32_t group, int) {
+      operations_.multiply_gate(gate_up, group, gated_.data(), sizes_.inner);
+    });
+    project_and_add(gated_.data(), sizes_.inner, step.num_tokens, layer.down);
+  }
+  predict(step);
+  return true;
+}
+
+bool Llama::valid(const citybus_step& step) const {
+  if (step.block_size < 1 || step.block_size % kGroupTokens) return false;
+  if (step.num_sequences < 1 || step.query_starts[step.num_sequences] != step.num_tokens) return false;
+  for (int64_t row = 0; row < step.num_sequences; ++row) {
+    int64_t tokens = step.query_starts[row + 1] - step.query_starts[row];
+    int64_t blocks = (step.lengths[row] + step.block_size - 1) / step.block_size;
+    if (tokens < 1 || tokens > step.lengths[row] || blocks > step.table_width) return false;
+    if (!in_range(step.block_tables + row * step.table_width, blocks, step.num_blocks)) return false;
+  }
+  return step.query_starts[0] == 0 && in_range(step.token_ids, step.num_tokens, shape_.vocab_size) &&
+         in_range(step.slots, step.num_tokens, step.num_blocks * step.block_size) &&
+         in_range(step.drawing_rows, step.num_drawing, step.num_tokens);
+}
+
+void Llama::reserve(const citybus_step& step) {
+  size_t tokens = size_t(step.num_tokens);
+  residual_.reserve(tokens * size_t(sizes_.hidden));
+  normed_.reserve(tokens * size_t(sizes_.hidden));
+  heads_.reserve(tokens * size_t(sizes_.heads));
+  queries_.reserve(tokens * size_t(shape_.num_heads * shape_.head_dim));
+  attended_.reserve(tokens * size_t(sizes_.attended));
+  gated_.reserve(tokens * size_t(sizes_.inner));
+  scratch_.reserve(size_t(threads_.size()) *
+                   size_t(attention_scratch(shape_.num_heads / shape_.num_kv_heads, shape_.head_dim)));
+}
+
+void Llama::plan_attention(const citybus_step& step) {
+  int64_t most = tokens_of_task(shape_.num_heads / shape_.num_kv_heads);
+  tasks_.clear();
+  for (int64_t row = 0; row < step.num_sequences; ++row) {
+    int64_t tokens = step.query_starts[row + 1] - step.query_starts[row];
+    for (int64_t first = 0; first < tokens; first += most)
+      for (int64_t head = 0; head < shape_.num_kv_heads; ++head)
+        tasks_.push_back({row, first, std::min(most, tokens - first), head});
+  }
+}
+
+void Llama::embed(const citybus_step& step) {
+  int64_t hidden = shape_.hidden_size;
+  for (int64_t row = 0; row < step.num_tokens; ++row) {
+    float* to = residual_.data() + row * sizes_.hidden;
+    int64_t token = step.token_ids[row];
+    for (int64_t i = 0; i < hidden; ++i)
+      to[i] = to_float(shape_.tied_embeddings ? head_.at(token, i / 2)[i % 2] : table_.data()[token * hidden + i]);
+    std::fill(to + hidden, to + sizes_.hidden, 0.0f);  // a row before may have left NaN there
+  }
+}
+
+void Llama::norm(const float* weight, int64_t tokens) {
+  int64_t pieces = (tokens + kRowsOfPiece - 1) / kRowsOfPiece;
+  threads_.run(uint32_t(pieces), [&](uint32_t piece, int) {
+    for (int64_t row = piece * kRowsOfPiece; row < std::min((piece + 1) * kRowsOfPiece, tokens); ++row)
+      operations_.rms_norm(residual_.data() + row * sizes_.hidden, weight, shape_.hidden_size,
+                           float(shape_.rms_norm_eps), normed_.data() + row * sizes_.hidden);
+  });
+}
+
+void Llama::attend(const citybus_step& step, const Layer& layer, int64_t index) {
+  int64_t tokens = step.num_tokens;
+  KvShape kv{shape_.num_kv_heads, shape_.head_dim};
+  int64_t pool = step.num_blocks * step.block_size * kv.kv_heads * kv.head_dim;
+  bf16 *keys = step.pools + 2 * index * pool, *values = keys + pool;
+  project({normed_.data(), sizes_.hidden, tokens, layer.qkv}, heads_.data(), sizes_.heads, sizes_.heads);
+  Rotation rotation{heads_.data(), sizes_.heads, step.cos, step.sin, step.slots, shape_.num_heads,
+                    kv, queries_.data(), keys, values};
+  threads_.run(uint32_t((tokens + kRowsOfPiece - 1) / kRowsOfPiece), [&](uint32_t piece, int) {
+    for (int64_t row = piece * kRowsOfPiece; row < std::min((piece + 1) * kRowsOfPiece, tokens); ++row)
+      operations_.rotate_and_store(rotation, row);
+  });
+  Attention attention{queries_.data(), attended_.data(), sizes_.attended, keys, values, kv, shape_.num_heads,
+                      step.block_tables, step.table_width, step.block_size / kGroupTokens, step.lengths,
+                      step.query_starts};
+  int64_t scratch = attention_scratch(shape_.num_heads / kv.kv_heads, kv.head_dim);
+  threads_.run(uint32_t(tasks_.size()), [&](uint32_t task, int thread) {
+    operations_.attend(attention, tasks_[task], scratch_.data() + thread * scratch);
+  });
+  project_and_add(attended_.data(), sizes_.attended, tokens, layer.attention_out);
+}
+
+void Llama::project(const Product& product, float* outputs, int64_t stride, int64_t columns) {
+  threads_.run(uint32_t(product.weight.groups), [&](uint32_t group, int) {
+    operations_.multiply(product, group, outputs, stride, columns);
+  });
+}
+
+void Llama::project_and_add(const bf16* inputs, int64_t stride, int64_t tokens, const Matrix& weight) {
+  Product product{inputs, stride, tokens, weight};
+  threads_.run(uint32_t(weight.groups), [&](uint32_t group, int) {
+    operations_.multiply_add(product, group, residual_.data(), sizes_.hidden);
+  });
+}
+
+// Only the rows that draw have logits. They rise, so each can move to the front before the next one is read.
+void Llama::predict(const citybus_step& step) {
+  for (int64_t row = 0; row < step.num_drawing; ++row)
+    operations_.rms_norm(residual_.data() + step.drawing_rows[row] * sizes_.hidden, last_norm_, shape_.hidden_size,
+                         float(shape_.rms_norm_eps), normed_.data() + row * sizes_.hidden);
+  project({normed_.data(), sizes_.hidden, step.num_drawing, head_}, step.logits, shape_.vocab_size, shape_.vocab_size);
+}
+
+}  // namespace citybus

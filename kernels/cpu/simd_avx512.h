@@ -1,0 +1,65 @@
+// 16 float32 lanes in AVX-512, pairs of bf16 by its BF16 extension.
+#pragma once
+
+#include <immintrin.h>
+
+#include "bf16.h"
+
+namespace citybus {
+namespace avx512 {
+
+constexpr int kTileRows = 12;       // rows of a product whose sums are kept in registers
+constexpr int kTilePanels = 2;
+constexpr int kAttentionRows = 6;
+constexpr int kAttentionPanels = 4;
+constexpr int kScoreGroups = 2;
+
+using Lanes = __m512;
+using PairVector = __m512bh;  // 16 pairs
+using PairScalar = __m512bh;  // one pair, 16 times
+
+inline Lanes load(const float* from) { return _mm512_loadu_ps(from); }
+inline void store(float* to, Lanes x) { _mm512_storeu_ps(to, x); }
+inline Lanes fill(float x) { return _mm512_set1_ps(x); }
+inline Lanes add(Lanes a, Lanes b) { return _mm512_add_ps(a, b); }
+inline Lanes subtract(Lanes a, Lanes b) { return _mm512_sub_ps(a, b); }
+inline Lanes multiply(Lanes a, Lanes b) { return _mm512_mul_ps(a, b); }
+inline Lanes divide(Lanes a, Lanes b) { return _mm512_div_ps(a, b); }
+inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return _mm512_fmadd_ps(a, b, c); }
+inline float total(Lanes x) { return _mm512_reduce_add_ps(x); }
+inline float largest(Lanes x) { return _mm512_reduce_max_ps(x); }
+
+// Lane by lane; `b` where one of them is NaN.
+inline Lanes maximum(Lanes a, Lanes b) { return _mm512_max_ps(a, b); }
+inline Lanes minimum(Lanes a, Lanes b) { return _mm512_min_ps(a, b); }
+
+// The first `count` lanes of `x`, and `other` in the rest.
+inline Lanes keep_first(Lanes x, int count, float other) {
+  return _mm512_mask_blend_ps(__mmask16((1u << count) - 1), fill(other), x);
+}
+
+inline Lanes round_to_integer(Lanes x) {
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline Lanes times_power_of_two(Lanes x, Lanes exponent) { return _mm512_scalef_ps(x, exponent); }
+
+inline Lanes load_bf16(const bf16* from) {
+  __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+inline void store_bf16(bf16* to, Lanes x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(x));
+}
+
+inline PairVector load_pairs(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
+inline PairScalar broadcast_pair(const bf16* from) {
+  int pair;
+  std::memcpy(&pair, from, sizeof pair);
+  return (__m512bh)_mm512_set1_epi32(pair);
+}
+
+// `sums` plus the products of both numbers of each pair.
+inline Lanes dot(Lanes sums, PairVector a, PairScalar b) { return _mm512_dpbf16_ps(sums, a, b); }
+
+}  // namespace avx512
+}  // namespace citybus

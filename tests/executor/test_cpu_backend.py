@@ -1,0 +1,119 @@
+"""Who computes on a CPU: the native library or torch, what they agree on, and what an operator is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from common.errors import StartupError
+from common.metrics import ExecutorMetrics
+from executor_svc import cpu_backend
+from executor_svc.config import Config
+from executor_svc.engine import Engine
+from executor_svc.models.llama import Llama
+from executor_svc.models.llama_native import NativeLlama
+from executor_svc.startup import load_engine
+from kernels.cpu.library import NativeLibrary, NativeModel
+from tests.checkpoints import write_chain, write_tiny
+from tests.executor.driver import generate
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("bfloat16") / "tiny", dtype="bfloat16")
+
+
+def load(model: Path, registry: CollectorRegistry | None = None, **options: Any) -> Engine:
+    settings = Config(model=model, num_threads=1, num_blocks=64, **options)
+    return load_engine(settings, ExecutorMetrics(registry or CollectorRegistry()))
+
+
+@pytest.mark.parametrize("choice", ["auto", "native"])
+def test_bfloat16_is_native_and_says_so(folder: Path, library: NativeLibrary, choice: str) -> None:
+    registry = CollectorRegistry()
+    with capture_logs() as lines:
+        engine = load(folder, registry, cpu_backend=choice)
+    name = f"native {library.instruction_sets()[-1].name.lower()}"
+    assert isinstance(engine._model, NativeLlama)
+    assert lines[0]["event"] == "loading the model" and lines[0]["backend"] == name
+    assert registry.get_sample_value("citybus:executor_backend_info", {"backend": name}) == 1
+    assert registry.get_sample_value("citybus:executor_weights_bytes") == engine._model.weights_bytes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cpu_backend": "torch"}, {"dtype": "float32"}, {"block_size": 8}, {"cpu_backend": "auto", "block_size": 24}],
+)
+def test_everything_else_is_torch(folder: Path, options: dict[str, Any]) -> None:
+    registry = CollectorRegistry()
+    with capture_logs() as lines:
+        engine = load(folder, registry, **options)
+    assert isinstance(engine._model, Llama)
+    assert lines[0]["backend"] == "torch"
+    assert registry.get_sample_value("citybus:executor_backend_info", {"backend": "torch"}) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dtype": "float32"}, "bfloat16 only: give --dtype bfloat16"),
+        ({"block_size": 8}, "give --block-size 16"),
+    ],
+)
+def test_native_where_it_cannot_be_says_why(
+    folder: Path, library: NativeLibrary, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(StartupError, match=words):
+        load(folder, cpu_backend="native", **options)
+
+
+def test_without_the_library_torch_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_backend, "load_library", lambda: None)
+    assert isinstance(load(folder)._model, Llama)
+    with pytest.raises(StartupError, match="install a C\\+\\+ compiler"):
+        load(folder, cpu_backend="native")
+
+
+def test_a_processor_without_avx2_computes_by_torch(
+    folder: Path, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NativeLibrary, "instruction_sets", lambda self: [])
+    assert isinstance(load(folder)._model, Llama)
+    with pytest.raises(StartupError, match="no AVX2"):
+        load(folder, cpu_backend="native")
+
+
+def test_weights_that_fit_no_memory_are_one_line(
+    folder: Path, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> NativeModel:
+        raise MemoryError
+
+    monkeypatch.setattr(NativeLibrary, "model", fail)
+    with pytest.raises(StartupError, match="no memory for the weights"):
+        load(folder)
+
+
+def test_a_chain_follows_its_script(tmp_path: Path, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact values through embedding, residual and head, which a wrong order of weights would change."""
+    script = {token: (token * 7 + 1) % 256 for token in range(256)}
+    model = write_chain(tmp_path, script, dtype="bfloat16")
+    expected = [script[9]]
+    while len(expected) < 30:
+        expected.append(script[expected[-1]])
+    for isa in library.instruction_sets():
+        with monkeypatch.context() as patch:
+            patch.setattr(NativeLibrary, "instruction_sets", lambda self, isa=isa: [isa])
+            assert generate(load(model, cpu_backend="native"), [[3, 9]], 30) == [expected], isa.name
+
+
+def test_the_backends_agree_about_a_prompt(folder: Path, library: NativeLibrary) -> None:
+    """Greedy tokens of a random model part ways at the first near tie, so only their beginnings can be compared."""
+    prompts = [[(7 * index + shift) % 250 for index in range(40)] for shift in range(12)]
+    by_torch, by_library = (generate(load(folder, cpu_backend=choice), prompts, 1) for choice in ("torch", "native"))
+    agreed = sum(left == right for left, right in zip(by_torch, by_library, strict=True))
+    assert agreed >= 11

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,6 +75,20 @@ class Batch:
 
     def __bool__(self) -> bool:
         return bool(self.accepted or self.tokens or self.outcomes or self.policy is not None)
+
+    def add_tokens(self, sequence_id: int, first_index: int, token_ids: Iterable[int]) -> None:
+        """Tokens of a sequence, which replace those from `first_index` on."""
+        first, ids = self.tokens.setdefault(sequence_id, (first_index, array("I")))
+        del ids[first_index - first :]
+        ids.extend(token_ids)
+
+    def add(self, later: Batch) -> None:
+        """What has been said since, behind this."""
+        self.accepted += later.accepted
+        for sequence_id, (first_index, ids) in later.tokens.items():
+            self.add_tokens(sequence_id, first_index, ids)
+        self.outcomes += later.outcomes
+        self.policy = self.policy if later.policy is None else later.policy
 
 
 class JournalLock:
@@ -139,10 +153,10 @@ class JournalFile:
         return None if row is None else self._whole(*row)
 
     def commit(self, batch: Batch) -> None:
-        """Write a batch, all of it or nothing. Raises sqlite3.Error."""
+        """Write a batch, all of it or nothing; it may be written twice. Raises sqlite3.Error."""
         with self._transaction() as database:
             database.executemany(
-                "INSERT INTO requests VALUES (?, ?, ?, ?, NULL, NULL)",
+                "INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?, NULL, NULL)",
                 [(e.sequence_id, e.accepted, e.request, zlib.crc32(e.request)) for e in batch.accepted],
             )
             database.executemany(
@@ -224,6 +238,7 @@ class JournalFile:
         try:
             yield self._database
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:  # a full disk ends it by itself
+                self._database.execute("ROLLBACK")
             raise
         self._database.execute("COMMIT")

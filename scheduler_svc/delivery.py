@@ -29,6 +29,8 @@ class Delivery:
     def publish(self, core: Scheduler, updates: Iterable[SequenceUpdate]) -> None:
         """Hand out news; a sequence whose text has stopped is ended in the core."""
         for update in updates:
+            if update.sequence_id not in self._sinks:
+                continue  # its text has stopped at a token before, which came in the same news
             if update.token_ids:
                 self._journal.append(update.sequence_id, update.first_index, update.token_ids)
             if update.beginning is not None:

@@ -168,7 +168,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     def _reading_time(self, ride: Ride) -> float | None:
         """Seconds until the answer has to be read: who never reads would keep a place for ever."""
-        return None if ride.deadline is None else ride.deadline - self._clock() + self._reading_grace_s
+        return None if ride.deadline is None else max(0.0, ride.deadline - self._clock()) + self._reading_grace_s
 
     def _restore(self, entry: Entry, model: ExecutorInfo) -> Restored | None:
         try:

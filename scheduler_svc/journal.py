@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
 import time
-from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +18,8 @@ import structlog
 
 from common.errors import StartupError, Unavailable
 from scheduler_svc.core.request import Beginning, Outcome
-from scheduler_svc.journal_file import Batch, Entry, JournalFile, JournalLock
+from scheduler_svc.journal_file import Batch, Entry, JournalFile
+from scheduler_svc.journal_lock import JournalLock
 from scheduler_svc.journal_records import beginning_to_json, outcome_to_json
 from scheduler_svc.wal_tail import WalTail
 
@@ -29,6 +28,7 @@ TOKENS_WAIT_S = 0.1
 
 _LOCK_INTERVAL_S = 0.02
 _COMPACT_INTERVAL_S = 10.0
+_RETRY_S = 1.0
 
 log = structlog.get_logger()
 
@@ -122,7 +122,7 @@ class FileJournal:
         self._writing.set_result(None)
         self._some, self._urgent = asyncio.Event(), asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "journal")
-        self._failed = False
+        self._fails = False
         self._compacted = 0.0
         self._writer = asyncio.create_task(self._write())
 
@@ -131,14 +131,14 @@ class FileJournal:
         return entries
 
     async def accept(self, sequence_id: int, request: bytes) -> None:
-        self._batch.accepted.append(Entry(sequence_id, time.time(), request))
-        await self.flushed()
-        if self._failed:
+        if not self._fails:
+            self._batch.accepted.append(Entry(sequence_id, time.time(), request))
+            await self.flushed()
+        if self._fails:
             raise Unavailable("the server cannot write its journal: send the request to another one")
 
     def append(self, sequence_id: int, first_index: int, token_ids: Sequence[int]) -> None:
-        _, gathered = self._batch.tokens.setdefault(sequence_id, (first_index, array("I")))
-        gathered.extend(token_ids)
+        self._batch.add_tokens(sequence_id, first_index, token_ids)
         self._some.set()
 
     def begin(self, sequence_id: int, beginning: Beginning) -> None:
@@ -154,7 +154,7 @@ class FileJournal:
         self._some.set()
 
     async def flushed(self) -> None:
-        if self._failed:
+        if self._fails:
             return
         if self._batch:
             self._urgent.set()
@@ -171,8 +171,8 @@ class FileJournal:
         self._lock.release()
 
     async def _write(self) -> None:
-        """Commit batch after batch; tokens alone may wait a moment for company."""
-        while not self._failed:
+        """Commit batch after batch; tokens alone may wait a moment for company. One that fails is tried again."""
+        while True:
             await self._some.wait()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TOKENS_WAIT_S):
@@ -181,13 +181,30 @@ class FileJournal:
             self._urgent.clear()
             batch, self._batch = self._batch, Batch()
             self._writing, self._gathering = self._gathering, _future()
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, batch)
-            except sqlite3.Error as error:
-                log.error("journal cannot be written", reason=str(error))
-                self._failed = True
-                self._gathering.set_result(None)
+            self._note(await self._failure_of(batch))
             self._writing.set_result(None)
+            if self._fails:  # nobody waits for what gathers meanwhile
+                self._gathering.set_result(None)
+                self._gathering = _future()
+                await asyncio.sleep(_RETRY_S)
+                batch.add(self._batch)
+                self._batch = batch
+                self._some.set()
+
+    async def _failure_of(self, batch: Batch) -> Exception | None:
+        """Commit a batch; returns why that failed."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, batch)
+        except Exception as error:
+            return error
+        return None
+
+    def _note(self, failure: Exception | None) -> None:
+        if failure is not None and not self._fails:
+            log.error("journal cannot be written: new requests are refused until it can", reason=str(failure))
+        elif failure is None and self._fails:
+            log.info("journal is written again")
+        self._fails = failure is not None
 
     def _commit(self, batch: Batch) -> None:
         self._file.commit(batch)

@@ -7,12 +7,10 @@ What was committed outlives a process that is killed. A power cut may take the l
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import sqlite3
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,29 +77,20 @@ class Batch:
     def __bool__(self) -> bool:
         return bool(self.accepted or self.tokens or self.beginnings or self.outcomes or self.policy is not None)
 
+    def add_tokens(self, sequence_id: int, first_index: int, token_ids: Iterable[int]) -> None:
+        """Tokens of a sequence, which replace those from `first_index` on."""
+        first, ids = self.tokens.setdefault(sequence_id, (first_index, array("I")))
+        del ids[first_index - first :]
+        ids.extend(token_ids)
 
-class JournalLock:
-    """Held by the one process that writes the journal at `path`; the system lets it go when that process ends."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StartupError(
-                f"cannot write the journal {path} ({error.strerror}): choose another file, or none, with --journal"
-            ) from error
-
-    def take(self) -> bool:
-        """Whether it is ours now. Returns at once."""
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def release(self) -> None:
-        """Let another process have it."""
-        os.close(self._descriptor)
+    def add(self, later: Batch) -> None:
+        """What has been said since, behind this."""
+        self.accepted += later.accepted
+        for sequence_id, (first_index, ids) in later.tokens.items():
+            self.add_tokens(sequence_id, first_index, ids)
+        self.beginnings += later.beginnings
+        self.outcomes += later.outcomes
+        self.policy = self.policy if later.policy is None else later.policy
 
 
 class JournalFile:
@@ -143,10 +132,10 @@ class JournalFile:
         return None if row is None else self._whole(*row)
 
     def commit(self, batch: Batch) -> None:
-        """Write a batch, all of it or nothing. Raises sqlite3.Error."""
+        """Write a batch, all of it or nothing; it may be written twice. Raises sqlite3.Error."""
         with self._transaction() as database:
             database.executemany(
-                "INSERT INTO requests VALUES (?, ?, ?, ?, NULL, NULL, NULL)",
+                "INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?, NULL, NULL, NULL)",
                 [(e.sequence_id, e.accepted, e.request, zlib.crc32(e.request)) for e in batch.accepted],
             )
             database.executemany(
@@ -232,6 +221,7 @@ class JournalFile:
         try:
             yield self._database
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:  # a full disk ends it by itself
+                self._database.execute("ROLLBACK")
             raise
         self._database.execute("COMMIT")

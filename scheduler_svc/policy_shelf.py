@@ -67,7 +67,7 @@ class PolicyShelf:
             raise NotFound(f"there is no policy {name!r}; there are: {', '.join(self.entries())}")
         try:
             return shelved.policy(policy_parameters.parse(shelved.policy.Parameters, parameters))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit() in a policy must not end the service
             raise InvalidRequest(f"policy {name}: {error}") from error
 
     def renewed(self, live: Policy) -> Policy | None:

@@ -18,6 +18,7 @@ KEEP_ENDED_S = 300.0
 """How long they are kept, in seconds."""
 
 _RETRY_AFTER_S = 1.0
+_ANSWERED = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.DEADLINE)
 
 Key = tuple[str, str]
 """(tenant, request id)."""
@@ -76,6 +77,12 @@ class Ride:
     def has_ended(self) -> bool:
         """Whether nothing more will come."""
         return self.ending is not None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has failed or was cancelled."""
+        answered = isinstance(self.ending, Outcome) and self.ending.reason in _ANSWERED
+        return self.has_ended and not answered
 
     def push(self, update: SequenceUpdate) -> TextStop | None:
         if not self._stop:
@@ -176,9 +183,12 @@ class Rides:
         return ride
 
     def joinable(self, key: Key, digest: bytes) -> Ride | None:
-        """The request that the same one, sent again, continues: nobody reads it, and nobody has read its end."""
+        """The request that the same one, sent again, continues: nobody reads it, and nobody has read its end.
+
+        One that was lost is not continued: it is to be computed anew.
+        """
         ride = self._live.get(key) or self._ended.get(key, (None, 0.0))[0]
-        if ride is None or ride.digest != digest or ride.has_reader or ride.was_read_to_the_end:
+        if ride is None or ride.digest != digest or ride.has_reader or ride.was_read_to_the_end or ride.is_lost:
             return None
         return ride if ride.grace_s > 0 else None
 

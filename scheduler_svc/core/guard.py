@@ -101,10 +101,9 @@ class GuardedPolicy:
         """
         state = self.exported() if state is None else state
         try:
-            with self._time_limit:
-                policy.import_state(state)
-        except (Exception, OverTime) as error:
-            raise PolicyFault(f"policy {policy.name} cannot take over: {_reason(error)}") from error
+            self._called(lambda: policy.import_state(state))
+        except PolicyFault as fault:
+            raise PolicyFault(f"policy {policy.name} cannot take over: {fault}") from fault
         if self.fault is None:
             self._predecessors = [*self._predecessors, self.live][-MAX_PREDECESSORS:]
         self._replace(policy, None)
@@ -115,18 +114,16 @@ class GuardedPolicy:
             return
         predecessor, state = self._predecessors.pop() if self._predecessors else Policy(), self.exported()
         try:
-            with self._time_limit:
-                predecessor.import_state(state)
-        except (Exception, OverTime):
+            self._called(lambda: predecessor.import_state(state))
+        except PolicyFault:
             predecessor = Policy()
         self._replace(predecessor, self.fault)
 
     def exported(self) -> dict[str, object]:
         """The live policy's state; nothing where it fails at that too."""
         try:
-            with self._time_limit:
-                return dict(self.live.export_state())
-        except (Exception, OverTime):
+            return self._called(lambda: dict(self.live.export_state()))
+        except PolicyFault:
             return {}
 
     def _replace(self, policy: Policy, fault: str | None) -> None:
@@ -199,13 +196,20 @@ class GuardedPolicy:
     def _ask(self, decision: str, ask: Callable[[Policy], Answer]) -> Answer:
         if self.fault is None:
             try:
-                with self._time_limit:
-                    return ask(self.live)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # sys.exit() in a policy must not end the service
-                self.fault = f"{decision}: {_reason(error)}"
+                return self._called(lambda: ask(self.live))
+            except PolicyFault as fault:
+                self.fault = f"{decision}: {fault}"
         return ask(_DEFAULT)
+
+    def _called(self, call: Callable[[], Answer]) -> Answer:
+        """What a policy answers, within its time. Raises `PolicyFault`, whatever that policy raises."""
+        try:
+            with self._time_limit:
+                return call()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() in a policy must not end the service
+            raise PolicyFault(_reason(error)) from error
 
 
 def _reason(error: BaseException) -> str:

@@ -451,3 +451,35 @@ async def test_models_and_token_counts(start: Start) -> None:
         chat = await bus.stub.CountTokens(pb.CountTokensRequest(chat=pb.ChatPrompt(messages=messages)))
     assert list(models) == [pb.Model(name="tiny", max_model_len=64, vocab_size=266, has_chat_template=True)]
     assert (text.num_tokens, chat.num_tokens) == (101, 21)
+
+
+async def test_same_request_again_after_it_has_failed_is_computed_anew(start: Start) -> None:
+    async with start(b"he", Unavailable("the executor is away: try again later")) as bus:
+        for _ in range(2):
+            with pytest.raises(grpc.aio.AioRpcError, match="the executor is away"):
+                await bus.generate(request_id="same", reconnect_grace_ms=60_000)
+    assert [request.sequence_id for request in bus.loop.requests] == [1, 2]
+
+
+async def test_same_request_again_after_it_was_cancelled_is_computed_anew(start: Start) -> None:
+    async with start(b"h", None) as bus:
+        request = pb.GenerateRequest(text="hi", request_id="same", reconnect_grace_ms=60_000)
+        first = bus.stub.Generate(request)
+        await first.read()
+        first.cancel()
+        await bus.stub.Cancel(pb.CancelRequest(request_id="same"))
+        await until(lambda: bus.loop.cancelled == [1])
+        await asyncio.sleep(0.05)
+        again = bus.stub.Generate(request)
+        assert (await again.read()).text == "h"
+        assert [request.sequence_id for request in bus.loop.requests] == [1, 2]
+        again.cancel()
+
+
+async def test_ended_answer_can_be_read_after_its_time_limit(start: Start) -> None:
+    now = 100.0
+    async with start(clock=lambda: now) as bus:
+        await bus.generate(request_id="late", reconnect_grace_ms=1000, time_limit_ms=500)
+        now += 200.0
+        responses = [each async for each in bus.stub.Attach(pb.AttachRequest(request_id="late"))]
+    assert "".join(each.text for each in responses) == "hello"

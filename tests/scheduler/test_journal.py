@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import StartupError
+from common.errors import StartupError, Unavailable
 from scheduler_svc.core.request import Beginning, FinishReason, Outcome
 from scheduler_svc.journal import FileJournal, open_journal
 from scheduler_svc.journal_file import KEEP_ENDED, KEEP_ENDED_S, Batch, Entry, JournalFile
@@ -58,6 +58,47 @@ async def test_tokens_that_are_told_again_are_there_once(tmp_path: Path) -> None
     journal.append(1, 6, range(6, 12))
     (entry,) = await reopened(journal, tmp_path / "journal")
     assert entry.tokens == tuple(range(12))
+
+
+async def test_what_could_not_be_written_is_written_later_and_new_requests_are_refused_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = await open_journal(tmp_path / "journal")
+    await journal.accept(1, b"first")
+    journal.append(1, 0, range(3))
+    commit, sizes = JournalFile.commit, []
+
+    def fail(file: JournalFile, batch: Batch) -> None:
+        commit(file, batch)  # whether it was written before it failed is not known
+        sizes.append(len(batch.accepted))
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JournalFile, "commit", fail)
+        for number in range(2, 50):
+            with pytest.raises(Unavailable, match="cannot write its journal"):
+                await journal.accept(number, b"refused")
+        journal.end(2, OUTCOME)
+        journal.append(1, 3, range(3, 5))
+        async with asyncio.timeout(20):
+            while len(sizes) < 2:
+                await asyncio.sleep(0.01)
+    assert set(sizes) == {1}, "who is refused at once is not kept"
+    journal.append(1, 5, range(5, 7))
+    async with asyncio.timeout(20):
+        while not await accepted(journal, 50):
+            await asyncio.sleep(0.01)
+    entries = await reopened(journal, tmp_path / "journal")
+    assert [(entry.sequence_id, entry.outcome is None) for entry in entries] == [(1, True), (2, False), (50, True)]
+    assert entries[0].tokens == tuple(range(7))
+
+
+async def accepted(journal: FileJournal, number: int) -> bool:
+    try:
+        await journal.accept(number, b"accepted")
+    except Unavailable:
+        return False
+    return True
 
 
 async def test_committed_before_accept_returns(tmp_path: Path) -> None:

@@ -192,18 +192,27 @@ def test_a_swap_hands_the_state_on() -> None:
     assert second.tokens == 3 + 3 > before == first.tokens
 
 
-def test_a_successor_that_cannot_take_over_is_refused_and_the_old_one_stays() -> None:
+@pytest.mark.parametrize("error", [KeyError("tokens"), SystemExit(3)])
+def test_a_successor_that_cannot_take_over_is_refused_and_the_old_one_stays(error: BaseException) -> None:
     class Allergic(Policy):
         name = "allergic"
 
         def import_state(self, state: Mapping[str, object]) -> None:
-            raise KeyError("tokens")
+            raise error
 
     live = Counting()
     guarded = GuardedPolicy(live)
-    with pytest.raises(PolicyFault, match="allergic cannot take over: KeyError"):
+    with pytest.raises(PolicyFault, match=f"allergic cannot take over: {type(error).__name__}"):
         guarded.set(Allergic())
     assert guarded.live is live
+
+
+def test_a_state_that_cannot_be_had_is_none() -> None:
+    class Exits(Policy):
+        def export_state(self) -> Mapping[str, object]:
+            raise SystemExit(3)
+
+    assert GuardedPolicy(Exits()).exported() == {}
 
 
 @pytest.mark.parametrize("stuck", [False, True])

@@ -65,18 +65,23 @@ class SequenceView(Protocol):
 class StepView:
     """What a policy sees of a step.
 
-    `max_tokens` can be computed. Of the running sequences, `num_decodes` want one token each and `num_prefills` more.
-    `num_seats` are free. The pool has `num_blocks` blocks of `block_size` tokens.
+    `max_tokens` can be computed. Of the `running` sequences (in order of arrival), `num_decodes` want one token each and
+    `num_prefills` more. `num_seats` are free. The pool has `num_blocks` blocks of `block_size` tokens.
     """
 
     max_tokens: int
     num_decodes: int
     num_prefills: int = 0
-    num_running: int = 0
+    running: ListOf[SequenceView] = ()
     num_waiting: int = 0
     num_seats: int = 0
     num_blocks: int = 0
     block_size: int = 1
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have a seat."""
+        return len(self.running)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scheduler_svc.core.policy import Policy, SequenceView, StepView
+from scheduler_svc.core.policy import Policy, Reservation, SequenceView, StepView
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,10 @@ class Contiguous(Policy):
                 break
             boarding.append(view)
         return boarding
+
+    def reservation(self, running: Sequence[SequenceView]) -> Reservation:
+        places = [self._places[view.sequence_id] for view in running if view.sequence_id in self._places]
+        return Reservation(len(running), sum(stop - start for start, stop in places))
 
     def export_state(self) -> Mapping[str, object]:
         return {"places": dict(self._places)}

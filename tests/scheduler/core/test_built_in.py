@@ -9,8 +9,9 @@ import pytest
 
 from common.step import StepPlan
 from scheduler_svc.core.block_manager import BlockManager
-from scheduler_svc.core.policy import Charge, Policy, StepView
+from scheduler_svc.core.policy import Charge, Policy, Reservation, StepView
 from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.reservation import reservation
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.view import View, view_of
 from scheduler_svc.policies.contiguous import Contiguous
@@ -138,6 +139,30 @@ def test_static_batch_reserves_for_each_what_the_longest_needs() -> None:
     assert ids(StaticBatch().admission_order(waiting, STEP, 0.0)) == [1, 2]
     assert ids(StaticBatch().admission_order([view(1, 60, 100), view(2)], STEP, 0.0)) == [1], "one at least"
     assert ids(StaticBatch().admission_order(waiting, replace(STEP, running=[view(9)]), 0.0)) == []
+
+
+def test_static_batch_sets_the_seats_of_a_cohort_aside_until_all_have_left() -> None:
+    """Two of 2 blocks each, of which one leaves: 2 seats and 4 blocks are nobody else's."""
+    policy, waiting = StaticBatch(), [view(1, 4, 4), view(2, 4, 4), view(3, 8, 20), view(4, 4, 4)]
+    policy.admission_order(waiting, STEP, 0.0)
+    assert policy.reservation([waiting[1]]) == Reservation(num_seats=2, num_blocks=4)
+    assert policy.reservation([]) is None
+    successor = StaticBatch()
+    successor.import_state(policy.export_state())
+    assert successor.reservation(waiting[:2]) == Reservation(2, 4)
+    assert successor.reservation([view(9)]) is None, "who boarded under another policy has what it holds"
+
+
+def test_a_reservation_can_be_read_while_it_is_used() -> None:
+    driver = Driver(replace(INFO, num_blocks=8, block_size=16), Contiguous(), window=1)
+    driver.add(request(0, [1] * 10, max_tokens=30))
+    driver.step()
+    assert driver.scheduler.snapshot().pool.held == 1
+    assert reservation(driver.scheduler) == Reservation(1, 3)
+    driver.scheduler.policy.set(Policy())
+    assert reservation(driver.scheduler) == Reservation(1, 1), "what is held"
+    driver.drain()
+    assert reservation(driver.scheduler) == Reservation(0, 0)
 
 
 def test_contiguous_boards_who_fits_in_one_piece_in_order() -> None:

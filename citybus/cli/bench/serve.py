@@ -1,0 +1,75 @@
+"""`citybus bench serve`: a load, and what it measured."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from rich.console import Console
+
+from citybus.bench.report import run_dict, run_table, write_json
+from citybus.bench.run import find_target, run
+from citybus.cli.bench.options import (
+    add_arrivals,
+    add_measures,
+    add_target,
+    add_workload,
+    calls_of,
+    check_writable,
+    settings_of,
+    with_arrivals,
+    writing,
+)
+from citybus.cli.bench.progress import counting
+from citybus.cli.options import failures
+from citybus.failure import Failure
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_target(parser)
+    add_workload(parser, requests=200)
+    add_arrivals(parser)
+    add_measures(parser)
+    parser.add_argument("--label", default="load", metavar="TEXT", help="name of the result (default: load)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured (default: no)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it as a PNG (default: no)")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    check_writable(args.json, args.plot)
+    if args.plot is not None:
+        from citybus.bench import plot
+
+        plot.check()
+    settings = settings_of(args)
+    with failures(args.address):
+        target = asyncio.run(find_target(settings))
+        calls, arrivals = with_arrivals(args, *calls_of(args, target))
+        with counting(args.label, len(calls)) as on_record:
+            result = asyncio.run(run(settings, calls, args.label, on_record=on_record))
+    Console(width=None if Console().is_terminal else 120).print(run_table(result))
+    with writing(args.json):
+        if args.json is not None:
+            write_json(args.json, run_dict(result, workload_of(args, arrivals.kind, arrivals.rate, len(calls))))
+    with writing(args.plot):
+        if args.plot is not None:
+            plot.draw_run(args.plot, result)
+    if all(record.failure for record in result.records):
+        raise Failure("no request was answered: see the failures above")
+    return 1 if result.faults else 0
+
+
+def workload_of(args: argparse.Namespace, kind: str, rate: float | None, count: int) -> dict[str, object]:
+    """What was asked for, for the record."""
+    source = (
+        {"trace": args.trace.name}
+        if args.trace
+        else {
+            "prompt_tokens": [args.prompt_tokens.least, args.prompt_tokens.most],
+            "output_tokens": [args.output_tokens.least, args.output_tokens.most],
+        }
+    )
+    return {**source, "arrivals": kind, "rate": rate, "requests": count, "seed": args.seed}

@@ -95,13 +95,15 @@ async def run(
                 result = await run_load(client, calls, made, salt, on_start=observer.start, on_record=on_record)
                 readings = tuple(observer.readings)
     window = steady_window(result.records, settings.warm_up, settings.cool_down)
+    summary = summarise(result.records, window, settings.objectives)
+    median = summary.e2e_s.p50 if summary.e2e_s else 0.0
     return Run(
         label=label,
         model=model.name,
-        summary=summarise(result.records, window, settings.objectives),
+        summary=summary,
         client=result.client,
         server=summary_of(readings, window),
-        faults=tuple(result.client.faults(settings.limits)),
+        faults=tuple(result.client.faults(settings.limits, median)),
         records=result.records,
         readings=readings,
     )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from rich.console import Console
 
 from citybus.bench.arrivals import Arrivals, timed
 from citybus.bench.measures import Objectives
@@ -17,6 +20,7 @@ from citybus.cli.admin import add_admin_address
 from citybus.cli.options import add_address, failures
 from citybus.failure import Failure
 
+_WIDTH = 120
 _ARRIVALS_HELP = (
     "poisson, gamma:CV (burstier where the coefficient of variation is more than 1), trace (its own times) or"
     " all-at-once (default: poisson where --rate is given, else trace where the trace has times, else all-at-once)"
@@ -27,7 +31,6 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     """Which server."""
     add_address(parser)
     add_admin_address(parser)
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of all that is random (default: 0)")
 
 
 def add_workload(parser: argparse.ArgumentParser, *, requests: int) -> None:
@@ -48,6 +51,7 @@ def add_workload(parser: argparse.ArgumentParser, *, requests: int) -> None:
         metavar="A-B",
         help="without a trace: tokens of an answer, drawn uniformly (default: 16-128)",
     )
+    add("--seed", type=int, default=0, metavar="S", help="of all that is random (default: 0)")
     add("--requests", type=positive_int, default=requests, metavar="N", help=f"how many (default: {requests})")
 
 
@@ -99,6 +103,19 @@ def with_arrivals(args: argparse.Namespace, calls: list[Call], has_times: bool) 
     if arrivals.kind == "trace" and not has_times:
         raise Failure("--arrivals trace needs a --trace with times: name one, or choose other arrivals")
     return timed(calls, arrivals, args.seed), arrivals
+
+
+def workload_of(args: argparse.Namespace, count: int) -> dict[str, object]:
+    """What is asked for, for the record."""
+    prompt, output = args.prompt_tokens, args.output_tokens
+    drawn_from = {"prompt_tokens": [prompt.least, prompt.most], "output_tokens": [output.least, output.most]}
+    source = {"trace": args.trace.name} if args.trace else drawn_from
+    return {**source, "requests": count, "seed": args.seed}
+
+
+def console() -> Console:
+    """Where tables go; wide enough for them where it is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH)
 
 
 @contextmanager

@@ -6,8 +6,6 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from rich.console import Console
-
 from citybus.bench.report import run_dict, run_table, write_json
 from citybus.bench.run import find_target, run
 from citybus.cli.bench.options import (
@@ -17,8 +15,10 @@ from citybus.cli.bench.options import (
     add_workload,
     calls_of,
     check_writable,
+    console,
     settings_of,
     with_arrivals,
+    workload_of,
     writing,
 )
 from citybus.cli.bench.progress import counting
@@ -50,26 +50,14 @@ def _run(args: argparse.Namespace) -> int:
         calls, arrivals = with_arrivals(args, *calls_of(args, target))
         with counting(args.label, len(calls)) as on_record:
             result = asyncio.run(run(settings, calls, args.label, on_record=on_record))
-    Console(width=None if Console().is_terminal else 120).print(run_table(result))
+    console().print(run_table(result))
     with writing(args.json):
         if args.json is not None:
-            write_json(args.json, run_dict(result, workload_of(args, arrivals.kind, arrivals.rate, len(calls))))
+            sending = {"arrivals": arrivals.kind, "rate": arrivals.rate, "variation": arrivals.variation}
+            write_json(args.json, run_dict(result, {**workload_of(args, len(calls)), **sending}))
     with writing(args.plot):
         if args.plot is not None:
             plot.draw_run(args.plot, result)
     if all(record.failure for record in result.records):
         raise Failure("no request was answered: see the failures above")
     return 1 if result.faults else 0
-
-
-def workload_of(args: argparse.Namespace, kind: str, rate: float | None, count: int) -> dict[str, object]:
-    """What was asked for, for the record."""
-    source = (
-        {"trace": args.trace.name}
-        if args.trace
-        else {
-            "prompt_tokens": [args.prompt_tokens.least, args.prompt_tokens.most],
-            "output_tokens": [args.output_tokens.least, args.output_tokens.most],
-        }
-    )
-    return {**source, "arrivals": kind, "rate": rate, "requests": count, "seed": args.seed}

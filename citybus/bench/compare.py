@@ -77,11 +77,7 @@ class Comparison:
     @property
     def faults(self) -> tuple[str, ...]:
         """Why it is not valid; empty where it is."""
-        return tuple(
-            f"{trial.mode.label}, round {trial.round + 1}: {fault}"
-            for trial in self.trials
-            for fault in trial.run.faults
-        )
+        return tuple(f"{trial.run.label}: {fault}" for trial in self.trials for fault in trial.run.faults)
 
     def values(self, mode: Mode, measure: Callable[[Run], float | None], rate: float | None = None) -> list[float]:
         """The measure in each round in which it is known."""

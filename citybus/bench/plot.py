@@ -70,10 +70,12 @@ def draw_bars(path: Path, title: str, panels: Mapping[str, Mapping[str, Sequence
     flat = [axis for row in axes for axis in row]
     for axis, (name, bars) in zip(flat, panels.items(), strict=False):
         for place, (label, values) in enumerate(bars.items()):
+            if not values:
+                continue
             middle = percentile(values, 50)
             spread = [[middle - min(values)], [max(values) - middle]]
             axis.bar(place, middle, yerr=spread, capsize=4, label=label)
-        axis.set_xticks(range(len(bars)), list(bars))
+        axis.set_xticks(range(len(bars)), [label.replace(", ", ",\n") for label in bars], fontsize=8)
         axis.set_title(name, fontsize=10)
     if curves:
         for label, points in curves.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -45,10 +46,10 @@ class Lengths:
     @classmethod
     def parse(cls, text: str) -> Lengths:
         """From "N" or "A-B". Raises `ValueError`."""
-        least, _, most = text.partition("-")
-        if not least.isdecimal() or not (most or least).isdecimal():
+        found = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", text)
+        if found is None:
             raise ValueError(f"{text!r}: expected a number of tokens, or a range such as 16-512")
-        return cls(int(least), int(most or least))
+        return cls(int(found[1]), int(found[2] or found[1]))
 
 
 def drawn(count: int, prompt: Lengths, output: Lengths, seed: int) -> list[Call]:

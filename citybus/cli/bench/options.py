@@ -14,7 +14,7 @@ from rich.console import Console
 from citybus.bench.arrivals import Arrivals, timed
 from citybus.bench.measures import Objectives
 from citybus.bench.run import Settings, Target
-from citybus.bench.traces import read
+from citybus.bench.traces import BadTrace, Trace, read
 from citybus.bench.workload import Call, Lengths, drawn, fitted, sampled
 from citybus.cli.admin import add_admin_address
 from citybus.cli.options import add_address, failures
@@ -86,13 +86,19 @@ def calls_of(args: argparse.Namespace, target: Target) -> tuple[list[Call], bool
                 f"{target.max_tokens}: ask for less with --prompt-tokens and --output-tokens"
             )
         return calls, False
-    with failures(args.address):  # a bad trace is a ValueError
-        try:
-            trace = read(args.trace)
-        except OSError as error:
-            raise Failure(f"the trace cannot be read: {error}") from error
+    trace = trace_in(args.trace)
     calls = fitted(trace.calls, target.max_tokens)
     return (calls[: args.requests], True) if trace.timed else (sampled(calls, args.requests, args.seed), False)
+
+
+def trace_in(path: Path) -> Trace:
+    """The trace in a file. Raises `Failure`."""
+    try:
+        return read(path)
+    except OSError as error:
+        raise Failure(f"the trace cannot be read: {error}") from error
+    except BadTrace as error:
+        raise Failure(str(error)) from error
 
 
 def with_arrivals(args: argparse.Namespace, calls: list[Call], has_times: bool) -> tuple[list[Call], Arrivals]:

@@ -34,11 +34,14 @@ class Mode:
 
 
 def default_modes(calls: Sequence[Call]) -> tuple[Mode, ...]:
-    """Static batching, continuous batching that reserves the longest reply in one piece, and with paging."""
-    longest = max(call.num_output for call in calls)
+    """Static batching, continuous batching that reserves in one piece, and continuous batching with paging.
+
+    The first two reserve the longest reply of all calls, as a server does that cannot know how long a reply gets.
+    """
+    longest = {"longest_reply": str(max(call.num_output for call in calls))}
     return (
-        Mode("static, contiguous", Policy("static_batch")),
-        Mode("continuous, contiguous", Policy("contiguous", {"longest_reply": str(longest)})),
+        Mode("static, contiguous", Policy("static_batch", longest)),
+        Mode("continuous, contiguous", Policy("contiguous", longest)),
         Mode("continuous, paged", Policy("fcfs")),
     )
 

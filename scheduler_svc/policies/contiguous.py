@@ -3,24 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from scheduler_svc.core.policy import Policy, Reservation, SequenceView, StepView
-
-
-@dataclass(frozen=True, slots=True)
-class ContiguousParameters:
-    """What is reserved.
-
-    Attributes:
-        longest_reply: tokens reserved for every reply; who asked for more gets more, and 0 is what each asked for.
-    """
-
-    longest_reply: int = 0
-
-    def __post_init__(self) -> None:
-        if self.longest_reply < 0:
-            raise ValueError("longest_reply must not be less than 0")
+from scheduler_svc.policies.reserving import ReservingParameters
 
 
 class Contiguous(Policy):
@@ -31,10 +16,10 @@ class Contiguous(Policy):
     """
 
     name = "contiguous"
-    Parameters = ContiguousParameters
-    parameters: ContiguousParameters
+    Parameters = ReservingParameters
+    parameters: ReservingParameters
 
-    def __init__(self, parameters: ContiguousParameters | None = None) -> None:
+    def __init__(self, parameters: ReservingParameters | None = None) -> None:
         super().__init__(parameters)
         self._places: dict[int, tuple[int, int]] = {}
 
@@ -65,9 +50,7 @@ class Contiguous(Policy):
 
     def _reserve(self, view: SequenceView, step: StepView) -> bool:
         """Keep the first gap that is long enough; False where there is none."""
-        reply = max(self.parameters.longest_reply, view.max_output_tokens)
-        size = min(-(-(view.num_prompt_tokens + reply) // step.block_size), step.num_blocks)
-        start = 0
+        size, start = self.parameters.blocks(view, step), 0
         for taken_start, taken_stop in sorted(self._places.values()):
             if taken_start - start >= size:
                 break

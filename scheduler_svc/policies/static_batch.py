@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from scheduler_svc.core.policy import Policy, Reservation, SequenceView, StepView
+from scheduler_svc.policies.reserving import ReservingParameters
 
 
 class StaticBatch(Policy):
@@ -14,8 +15,10 @@ class StaticBatch(Policy):
     """
 
     name = "static_batch"
+    Parameters = ReservingParameters
+    parameters: ReservingParameters
 
-    def __init__(self, parameters: object = None) -> None:
+    def __init__(self, parameters: ReservingParameters | None = None) -> None:
         super().__init__(parameters)
         self._cohort: frozenset[int] = frozenset()
         self._blocks_each = 0
@@ -23,7 +26,7 @@ class StaticBatch(Policy):
     def admission_order(self, waiting: Sequence[SequenceView], step: StepView, now: float) -> list[SequenceView]:
         boarding = [view for view in waiting if view.sequence_id in self._cohort]
         if not boarding and step.num_running == 0:
-            boarding, self._blocks_each = _cohort(waiting, step)
+            boarding, self._blocks_each = self._next_cohort(waiting, step)
             self._cohort = frozenset(view.sequence_id for view in boarding)
         return boarding
 
@@ -40,14 +43,13 @@ class StaticBatch(Policy):
         if isinstance(cohort, list) and isinstance(blocks_each, int):
             self._cohort, self._blocks_each = frozenset(cohort), blocks_each
 
-
-def _cohort(waiting: Sequence[SequenceView], step: StepView) -> tuple[list[SequenceView], int]:
-    """The eldest that fit together, one at least, and the blocks that the longest of them needs."""
-    longest, count = 0, 0
-    for view in waiting[: step.num_seats]:
-        needed = min(-(-(view.num_prompt_tokens + view.max_output_tokens) // step.block_size), step.num_blocks)
-        if count and (count + 1) * max(longest, needed) > step.num_blocks:
-            break
-        longest = max(longest, needed)
-        count += 1
-    return list(waiting[:count]), longest
+    def _next_cohort(self, waiting: Sequence[SequenceView], step: StepView) -> tuple[list[SequenceView], int]:
+        """The eldest that fit together, one at least, and the blocks that the longest of them needs."""
+        longest, count = 0, 0
+        for view in waiting[: step.num_seats]:
+            needed = self.parameters.blocks(view, step)
+            if count and (count + 1) * max(longest, needed) > step.num_blocks:
+                break
+            longest = max(longest, needed)
+            count += 1
+        return list(waiting[:count]), longest

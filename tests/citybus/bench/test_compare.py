@@ -139,7 +139,7 @@ def test_modes_are_policies_with_parameters() -> None:
         with pytest.raises(ValueError, match="is no mode"):
             Mode.parse(wrong)
     assert [mode.policy for mode in default_modes(CALLS)] == [
-        Policy("static_batch"),
+        Policy("static_batch", {"longest_reply": "9"}),
         Policy("contiguous", {"longest_reply": "9"}),
         Policy("fcfs"),
     ]

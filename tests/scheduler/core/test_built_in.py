@@ -139,6 +139,8 @@ def test_static_batch_reserves_for_each_what_the_longest_needs() -> None:
     assert ids(StaticBatch().admission_order(waiting, STEP, 0.0)) == [1, 2]
     assert ids(StaticBatch().admission_order([view(1, 60, 100), view(2)], STEP, 0.0)) == [1], "one at least"
     assert ids(StaticBatch().admission_order(waiting, replace(STEP, running=[view(9)]), 0.0)) == []
+    unknown = StaticBatch(StaticBatch.Parameters(longest_reply=36))  # 10 blocks each
+    assert ids(unknown.admission_order([view(key) for key in range(5)], STEP, 0.0)) == [0, 1]
 
 
 def test_static_batch_sets_the_seats_of_a_cohort_aside_until_all_have_left() -> None:

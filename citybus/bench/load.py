@@ -66,22 +66,21 @@ async def run_load(
     reconnect, so that what breaks counts as failed. `on_start` gets the clock, `on_record` each record as it is made.
     """
     loop = asyncio.get_running_loop()
-    watch = LagWatch()
-    watch.start()
     start = loop.time() + LEAD_S
 
     def clock() -> float:
         return loop.time() - start
 
     on_start(clock)
-    async with asyncio.TaskGroup() as group:
-        tasks: list[tuple[int, asyncio.Task[Record]]] = []
-        for index in sorted(range(len(calls)), key=lambda index: calls[index].at):
-            await asyncio.sleep(max(0.0, calls[index].at - clock()))
-            asking = _ask(client, calls[index], prompts[index], salt, clock, on_record)
-            tasks.append((index, group.create_task(asking)))
+    with LagWatch() as watch:
+        async with asyncio.TaskGroup() as group:
+            tasks: list[tuple[int, asyncio.Task[Record]]] = []
+            for index in sorted(range(len(calls)), key=lambda index: calls[index].at):
+                await asyncio.sleep(max(0.0, calls[index].at - clock()))
+                asking = _ask(client, calls[index], prompts[index], salt, clock, on_record)
+                tasks.append((index, group.create_task(asking)))
     records = tuple(task.result() for _, task in sorted(tasks, key=lambda entry: entry[0]))
-    return LoadResult(records, watch.stop([record.sent - record.planned for record in records]))
+    return LoadResult(records, watch.load([record.sent - record.planned for record in records]))
 
 
 async def _ask(

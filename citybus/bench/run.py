@@ -80,7 +80,7 @@ async def run(
 ) -> Run:
     """Send the calls and measure. The server's prefix cache has nothing of them at the start.
 
-    Raises `CitybusError` where there is no server at the beginning.
+    Raises `CitybusError` where there is no server at the beginning, and `Failure` where it is busy.
     """
     async with AsyncClient(settings.address, reconnect=None) as client:
         model = (await client.models())[0]

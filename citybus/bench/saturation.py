@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from citybus.bench.distribution import percentile
 
@@ -55,7 +57,7 @@ class ClientLoad:
 
 
 class LagWatch:
-    """Measures how late the event loop wakes, from `start` to `stop`."""
+    """Measures how late the event loop wakes, while it is entered; `load` gives what it found."""
 
     def __init__(self) -> None:
         self._lags: list[float] = []
@@ -63,10 +65,17 @@ class LagWatch:
         self._cpu = 0.0
         self._wall = 0.0
 
-    def start(self) -> None:
-        """Begin; needs a running event loop."""
+    def __enter__(self) -> Self:
         self._cpu, self._wall = time.process_time(), time.monotonic()
         self._task = asyncio.create_task(self._watch())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._cpu, self._wall = time.process_time() - self._cpu, time.monotonic() - self._wall
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -75,15 +84,12 @@ class LagWatch:
             await asyncio.sleep(LAG_INTERVAL_S)
             self._lags.append(loop.time() - due)
 
-    def stop(self, lateness: Sequence[float]) -> ClientLoad:
-        """The verdict's figures, with how late each request was sent, in seconds."""
-        if self._task is not None:
-            self._task.cancel()
-        wall = time.monotonic() - self._wall
+    def load(self, lateness: Sequence[float]) -> ClientLoad:
+        """What the client did while it was watched, with how late each request was sent, in seconds."""
         return ClientLoad(
             percentile(lateness, 99),
             max(lateness),
             percentile(self._lags, 99) if self._lags else 0.0,
             max(self._lags, default=0.0),
-            (time.process_time() - self._cpu) / wall if wall > 0 else 0.0,
+            self._cpu / self._wall if self._wall > 0 else 0.0,
         )

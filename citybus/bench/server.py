@@ -14,6 +14,7 @@ from citybus.admin.v1 import admin_pb2_grpc as pb_grpc
 from citybus.bench.measures import Window
 from citybus.connection import channel_options
 from citybus.errors import CitybusError, from_rpc
+from citybus.failure import Failure
 
 READ_INTERVAL_S = 0.05
 """Seconds between two readings."""
@@ -120,10 +121,13 @@ class Observer:
             await asyncio.sleep(READ_INTERVAL_S)
 
     async def wait_idle(self) -> None:
-        """Return once nothing runs or waits. Raises `CitybusError`, and TimeoutError after a minute."""
-        async with asyncio.timeout(_IDLE_S):
-            while (status := await self._status()).running or status.waiting or status.pool.held:
-                await asyncio.sleep(READ_INTERVAL_S)
+        """Return once nothing runs or waits. Raises `CitybusError`, and `Failure` after a minute."""
+        try:
+            async with asyncio.timeout(_IDLE_S):
+                while (status := await self._status()).running or status.waiting or status.pool.held:
+                    await asyncio.sleep(READ_INTERVAL_S)
+        except TimeoutError as error:
+            raise Failure("the server is busy with requests of others: measure it when it is idle") from error
 
     async def pool(self) -> Pool:
         """The size of the KV pool. Raises `CitybusError`."""

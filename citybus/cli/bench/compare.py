@@ -11,7 +11,7 @@ from citybus.bench.compare import Mode, compare, default_modes
 from citybus.bench.compare_report import comparison_dict, comparison_table, curves, panels
 from citybus.bench.policies import LivePolicy
 from citybus.bench.report import write_json
-from citybus.bench.run import Run, Settings, find_target, run
+from citybus.bench.run import Run, Settings, run
 from citybus.bench.workload import Call
 from citybus.cli.admin import add_admin_options, operating
 from citybus.cli.bench.options import (
@@ -21,6 +21,7 @@ from citybus.cli.bench.options import (
     console,
     positive,
     positive_int,
+    target_of,
     workload_of,
     writing,
 )
@@ -56,7 +57,7 @@ def _run(args: argparse.Namespace) -> int:
         plot.check()
     settings = Settings(args.address, args.admin_address, args.seed)
     with failures(args.address), operating(args) as (admin, metadata):
-        calls, _ = calls_of(args, asyncio.run(find_target(settings)))
+        calls, _ = calls_of(args, target_of(settings))
         modes = args.mode or default_modes(calls)
         live = LivePolicy(admin, metadata)
         found = compare(live, calls, modes, args.rounds, args.rates, args.seed, lambda *what: _measure(settings, *what))

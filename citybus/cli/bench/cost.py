@@ -14,10 +14,20 @@ from rich.table import Table
 from citybus.bench.cost import BadResult, Prices, Sustained, sustained, sustained_in
 from citybus.bench.measures import Objectives
 from citybus.bench.report import percent, rounded, write_json
-from citybus.bench.run import Run, Settings, find_target, run
+from citybus.bench.run import Run, Settings, run
 from citybus.bench.shapes import SHAPES, Shape, trace_shape
 from citybus.bench.workload import Call
-from citybus.cli.bench.options import add_target, check_writable, console, positive, positive_int, trace_in, writing
+from citybus.cli.bench.options import (
+    add_target,
+    admin_of,
+    check_writable,
+    console,
+    positive,
+    positive_int,
+    target_of,
+    trace_in,
+    writing,
+)
 from citybus.cli.bench.progress import counting
 from citybus.cli.options import failures
 from citybus.failure import Failure
@@ -58,14 +68,14 @@ def _run(args: argparse.Namespace) -> int:
 
 def _measured(args: argparse.Namespace) -> Iterator[Sustained]:
     objectives = Objectives(args.slo_ttft_ms / 1000, args.slo_tpot_ms / 1000)
-    settings = Settings(args.address, args.admin_address, args.seed, objectives)
+    settings = Settings(args.address, admin_of(args), args.seed, objectives)
 
     def measure(calls: Sequence[Call], label: str) -> Run:
         with counting(label, len(calls)) as on_record:
             return asyncio.run(run(settings, calls, label, on_record=on_record))
 
     with failures(args.address):
-        target = asyncio.run(find_target(settings))
+        target = target_of(settings)
         for shape in _shapes(args):
             yield sustained(shape, args.requests, args.seed, target.max_tokens, args.slo_share, measure)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 from collections.abc import Iterator
@@ -13,11 +14,12 @@ from rich.console import Console
 
 from citybus.bench.arrivals import Arrivals, timed
 from citybus.bench.measures import Objectives
-from citybus.bench.run import Settings, Target
+from citybus.bench.run import Settings, Target, find_target
 from citybus.bench.traces import BadTrace, Trace, read
 from citybus.bench.workload import Call, Lengths, drawn, fitted, sampled
-from citybus.cli.admin import add_admin_address
+from citybus.cli.admin import DEFAULT_ADMIN_ADDRESS
 from citybus.cli.options import add_address, failures
+from citybus.errors import Unreachable
 from citybus.failure import Failure
 
 _WIDTH = 120
@@ -30,7 +32,12 @@ _ARRIVALS_HELP = (
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Which server."""
     add_address(parser)
-    add_admin_address(parser)
+    parser.add_argument(
+        "--admin-address",
+        metavar="HOST:PORT|none",
+        default=os.environ.get("CITYBUS_ADMIN_ADDRESS", DEFAULT_ADMIN_ADDRESS),
+        help=f"where it is read; none does without (default: CITYBUS_ADMIN_ADDRESS, or {DEFAULT_ADMIN_ADDRESS})",
+    )
 
 
 def add_workload(parser: argparse.ArgumentParser, *, requests: int) -> None:
@@ -73,7 +80,23 @@ def add_measures(parser: argparse.ArgumentParser) -> None:
 def settings_of(args: argparse.Namespace) -> Settings:
     """The server and the measures."""
     objectives = Objectives(_seconds(args.slo_ttft_ms), _seconds(args.slo_tpot_ms))
-    return Settings(args.address, args.admin_address, args.seed, objectives, args.warm_up, args.cool_down)
+    return Settings(args.address, admin_of(args), args.seed, objectives, args.warm_up, args.cool_down)
+
+
+def admin_of(args: argparse.Namespace) -> str | None:
+    """Where the server is read, if it is."""
+    return None if args.admin_address == "none" else str(args.admin_address)
+
+
+def target_of(settings: Settings) -> Target:
+    """What is served. Raises `Failure`."""
+    with failures(settings.address):
+        try:
+            return asyncio.run(find_target(settings))
+        except Unreachable as error:
+            if settings.admin_address is not None and settings.admin_address in str(error):
+                raise Failure(f"{error}; name the admin address of the scheduler with --admin-address") from error
+            raise
 
 
 def calls_of(args: argparse.Namespace, target: Target) -> tuple[list[Call], bool]:

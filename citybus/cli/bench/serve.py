@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 
 from citybus.bench.report import run_dict, run_table, write_json
-from citybus.bench.run import find_target, run
+from citybus.bench.run import run
 from citybus.cli.bench.options import (
     add_arrivals,
     add_measures,
@@ -17,6 +17,7 @@ from citybus.cli.bench.options import (
     check_writable,
     console,
     settings_of,
+    target_of,
     with_arrivals,
     workload_of,
     writing,
@@ -46,7 +47,7 @@ def _run(args: argparse.Namespace) -> int:
         plot.check()
     settings = settings_of(args)
     with failures(args.address):
-        target = asyncio.run(find_target(settings))
+        target = target_of(settings)
         calls, arrivals = with_arrivals(args, *calls_of(args, target))
         with counting(args.label, len(calls)) as on_record:
             result = asyncio.run(run(settings, calls, args.label, on_record=on_record))

@@ -160,6 +160,8 @@ def test_what_cannot_be_done_is_said_before_the_work(bus: Bus, tmp_path: Path) -
         (("--json", str(tmp_path / "none" / "x.json")), "is no folder to write into"),
     ):
         assert reason in citybus("bench", "serve", *here, *options, expect=1).stderr
+    away = ("--address", bus.address, "--admin-address", "127.0.0.1:1")
+    assert "name the admin address" in citybus("bench", "serve", *away, expect=1).stderr
     assert "start a server" in citybus("bench", "serve", "--address", "127.0.0.1:1", expect=1).stderr
     assert "no policy 'nonsense'" in citybus("bench", "compare", *here, *LENGTHS, "--mode", "nonsense", expect=1).stderr
 

@@ -36,12 +36,11 @@ def test_long_answers_forgive_a_hundredth_of_their_latency() -> None:
 
 
 async def test_an_event_loop_that_is_held_up_is_seen() -> None:
-    watch = LagWatch()
-    watch.start()
-    await asyncio.sleep(0)
-    time.sleep(0.2)  # that is the point
-    await asyncio.sleep(0.05)
-    found = watch.stop([0.0, 0.3])
+    with LagWatch() as watch:
+        await asyncio.sleep(0)
+        time.sleep(0.2)
+        await asyncio.sleep(0.05)
+    found = watch.load([0.0, 0.3])
     assert found.lag_max_s >= 0.15
     assert found.late_max_s == 0.3
     assert "event loop" in " ".join(found.faults(Limits(), 0.0))

@@ -145,6 +145,7 @@ def _trial_dict(trial: Trial) -> dict[str, Any]:
         "round": trial.round,
         "rate": trial.rate,
         "faults": run.faults,
+        "cautions": run.cautions,
         "summary": dataclasses.asdict(run.summary),
         "client": dataclasses.asdict(run.client),
         "server": dataclasses.asdict(run.server) if run.server else None,

@@ -80,7 +80,9 @@ def sustained(
 
 def _judged(name: str, rate: float, run: Run, least_good: float) -> Sustained:
     summary = run.summary
-    refusal = _refusal(run.faults, summary.failures, summary.good_share, least_good, has_objectives=True)
+    refusal = _refusal(
+        (*run.faults, *run.cautions), summary.failures, summary.good_share, least_good, has_objectives=True
+    )
     return Sustained(name, rate, summary.good_share, summary.input_tokens_per_s, summary.output_tokens_per_s, refusal)
 
 
@@ -92,7 +94,11 @@ def sustained_in(result: Mapping[str, Any], least_good: float) -> Sustained:
         summary = result["summary"]
         objectives = any(value is not None for value in summary["objectives"].values())
         refusal = _refusal(
-            result["faults"], summary["failures"], summary["good_share"], least_good, has_objectives=objectives
+            [*result["faults"], *result["cautions"]],
+            summary["failures"],
+            summary["good_share"],
+            least_good,
+            has_objectives=objectives,
         )
         rate = summary["sent"] / (summary["window"]["end"] - summary["window"]["start"])
         speeds = summary["input_tokens_per_s"], summary["output_tokens_per_s"]
@@ -102,10 +108,10 @@ def sustained_in(result: Mapping[str, Any], least_good: float) -> Sustained:
 
 
 def _refusal(
-    faults: Sequence[str], failures: Mapping[str, int], good_share: float, least_good: float, *, has_objectives: bool
+    reasons: Sequence[str], failures: Mapping[str, int], good_share: float, least_good: float, *, has_objectives: bool
 ) -> str | None:
-    if faults:
-        return f"not valid: {faults[0]}"
+    if reasons:
+        return f"not valid: {reasons[0]}"
     if failures:
         return f"{sum(failures.values())} requests failed"
     if not has_objectives:

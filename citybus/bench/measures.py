@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from citybus.bench.distribution import Distribution
 from citybus.bench.load import Record
 
+STEADY_LATENCIES = 5.0
+"""A window of steady state is as long as this many median end-to-end latencies, or longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
@@ -112,6 +115,20 @@ def steady_window(records: Sequence[Record], warm_up: float, cool_down: float) -
         end = max(record.ended for record in records)
         return Window(first, end + 1e-9)  # the last token counts
     return Window(first + warm_up * sending, last - cool_down * sending)
+
+
+def unsteady(summary: Summary, records: Sequence[Record]) -> str | None:
+    """Why the window is no steady state; None where it is, or where all were sent at once.
+
+    The load needs about one end-to-end latency to build up, and answers lag behind requests by as much.
+    """
+    at_once = len({record.planned for record in records}) == 1
+    if at_once or summary.e2e_s is None or summary.window.length >= STEADY_LATENCIES * summary.e2e_s.p50:
+        return None
+    return (
+        f"no steady state: the window is {summary.window.length:.1f} s, less than {STEADY_LATENCIES:g} times "
+        "the median end-to-end latency; send more requests"
+    )
 
 
 def summarise(records: Sequence[Record], window: Window, objectives: Objectives) -> Summary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def run_table(run: Run) -> RenderableType:
         ("normalised (end to end / output tokens), ms", summary.normalised_s),
     ):
         table.add_row(name, *_milliseconds(distribution))
-    return Group(table, *(Text(line) for line in _lines(run)), *verdict(run.faults))
+    return Group(table, *(Text(line) for line in _lines(run)), *verdict(run.faults, run.cautions))
 
 
 def _milliseconds(found: Distribution | None) -> list[str]:
@@ -89,9 +89,12 @@ def _lines(run: Run) -> list[str]:
     return lines
 
 
-def verdict(faults: tuple[str, ...]) -> list[Text]:
+def verdict(faults: Sequence[str], cautions: Sequence[str] = ()) -> list[Text]:
     """Whether a result counts."""
-    return [Text(f"NOT VALID: {fault}", style="bold red") for fault in faults]
+    return [
+        *(Text(f"NOT VALID: {fault}", style="bold red") for fault in faults),
+        *(Text(f"CAUTION: {caution}", style="yellow") for caution in cautions),
+    ]
 
 
 def percent(share: float | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from citybus.async_client import AsyncClient
 from citybus.bench.load import Record, run_load
-from citybus.bench.measures import Objectives, Summary, steady_window, summarise
+from citybus.bench.measures import Objectives, Summary, steady_window, summarise, unsteady
 from citybus.bench.prompts import prompts
 from citybus.bench.saturation import ClientLoad, Limits
 from citybus.bench.server import Pool, Reading, ServerSummary, observing, summary_of
@@ -49,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The result. `faults` say why it is not valid; empty where it is."""
+    """The result. `faults` say why it is not valid, `cautions` why it may mislead; empty where there is no reason."""
 
     label: str
     model: str
@@ -57,6 +57,7 @@ class Run:
     client: ClientLoad
     server: ServerSummary | None
     faults: tuple[str, ...]
+    cautions: tuple[str, ...]
     records: tuple[Record, ...] = field(repr=False)
     readings: tuple[Reading, ...] = field(repr=False)
 
@@ -96,6 +97,7 @@ async def run(
                 readings = tuple(observer.readings)
     window = steady_window(result.records, settings.warm_up, settings.cool_down)
     summary = summarise(result.records, window, settings.objectives)
+    caution = unsteady(summary, result.records)
     median = summary.e2e_s.p50 if summary.e2e_s else 0.0
     return Run(
         label=label,
@@ -104,6 +106,7 @@ async def run(
         client=result.client,
         server=summary_of(readings, window),
         faults=tuple(result.client.faults(settings.limits, median)),
+        cautions=() if caution is None else (caution,),
         records=result.records,
         readings=readings,
     )

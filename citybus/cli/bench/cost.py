@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--result", type=Path, action="append", metavar="JSON", help=_RESULT_HELP)
     add("--shape", choices=tuple(SHAPES), action="append", help="run this one; may be repeated (default: all)")
     add("--trace", type=Path, action="append", metavar="FILE", help="run a trace too; may be repeated (default: none)")
-    add("--requests", type=positive_int, default=64, metavar="N", help="in each run (default: 64)")
+    add("--requests", type=positive_int, default=200, metavar="N", help="in each run (default: 200)")
     add("--seed", type=int, default=0, metavar="S", help="of all that is random (default: 0)")
     add("--slo-ttft-ms", type=positive, default=2000, metavar="MS", help="for the first token (default: 2000)")
     add("--slo-tpot-ms", type=positive, default=200, metavar="MS", help="per token after it (default: 200)")

@@ -22,8 +22,9 @@ def made_run(
     objectives: Objectives = NONE,
     readings: Sequence[Reading] = (),
     faults: tuple[str, ...] = (),
+    cautions: tuple[str, ...] = (),
 ) -> Run:
     """A run whose client did nothing wrong."""
     summary = summarise(records, window, objectives)
     server = summary_of(readings, window)
-    return Run(label, "tiny", summary, IDLE_CLIENT, server, faults, tuple(records), tuple(readings))
+    return Run(label, "tiny", summary, IDLE_CLIENT, server, faults, cautions, tuple(records), tuple(readings))

@@ -94,6 +94,7 @@ def test_a_result_is_priced_as_it_is() -> None:
     ("changes", "reason"),
     [
         ({"faults": ("the client used 99 % of a core",)}, "not valid: the client used 99 % of a core"),
+        ({"cautions": ("no steady state",)}, "not valid: no steady state"),
         ({"objectives": Objectives()}, "measured without objectives"),
         ({"objectives": Objectives(ttft_s=0.1)}, "0.0 % in time, 90 % needed"),
     ],

@@ -6,7 +6,7 @@ import pytest
 
 from citybus.bench import measures
 from citybus.bench.distribution import Distribution, percentile
-from citybus.bench.measures import Objectives, Window, steady_window, summarise
+from citybus.bench.measures import Objectives, Window, steady_window, summarise, unsteady
 from citybus.bench.server import summary_of
 from tests.citybus.bench.timelines import reading, record
 
@@ -83,6 +83,16 @@ def test_summary_counts_what_was_sent_and_what_came_in_the_window() -> None:
     assert found.tpot_s == Distribution.of([1.0, 0.5, 5.0])
     assert found.normalised_s == Distribution.of([1.0, 1.5, 3.0])
     assert found.inter_token_s == Distribution.of([1.0, 0.5, 5.0])
+
+
+def test_a_window_is_steady_from_five_median_latencies_on() -> None:
+    records = [record(float(at), at + 2.0) for at in range(11)]
+    steady = summarise(records, Window(0.0, 10.0), Objectives())
+    short = summarise(records, Window(0.0, 9.9), Objectives())
+    assert unsteady(steady, records) is None
+    assert (unsteady(short, records) or "").startswith("no steady state: the window is 9.9 s, less than 5 times")
+    at_once = [record(0.0, 1.0), record(0.0, 4.0)]
+    assert unsteady(summarise(at_once, Window(0.0, 4.1), Objectives()), at_once) is None
 
 
 def test_nothing_in_the_window_is_nothing_measured() -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from bench.simulation import INFO, Simulation, StepCost, request
-from bench.traces import Call, read
+from citybus.bench.traces import read
+from citybus.bench.workload import Call
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.policies import BUILT_IN
@@ -29,7 +31,7 @@ def alone_s(call: Call) -> float:
     return COST.base_s * (chunks + call.num_output) + COST.token_s * (call.num_prompt + call.num_output)
 
 
-def load_of(calls: list[Call], load: float, slack: float, least_s: float) -> list[Request]:
+def load_of(calls: Sequence[Call], load: float, slack: float, least_s: float) -> list[Request]:
     """The trace `load` times as fast, with deadlines."""
     return [
         request(
@@ -67,7 +69,7 @@ def main() -> int:
     parser.add_argument("--least", type=float, default=1.0, help="least time limit, in seconds (default %(default)s)")
     parser.add_argument("--requests", type=int, default=3000, help="most requests (default %(default)s)")
     options = parser.parse_args()
-    requests = load_of(read(options.trace, options.requests), options.load, options.slack, options.least)
+    requests = load_of(read(options.trace).calls[: options.requests], options.load, options.slack, options.least)
     for policy in ("deadline", "fcfs", "shortest_first"):
         print(json.dumps(play(requests, policy)), flush=True)
     return 0

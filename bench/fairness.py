@@ -13,11 +13,13 @@ import argparse
 import itertools
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from bench.simulation import INFO, Simulation, StepCost, request
-from bench.traces import Call, read
+from citybus.bench.traces import read
+from citybus.bench.workload import Call
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.policies import BUILT_IN
 
@@ -26,7 +28,7 @@ Spans = dict[str, list[tuple[float, float]]]
 Service = dict[str, list[tuple[float, float]]]
 
 
-def play(calls: list[Call], policy: str, num_blocks: int, load: float) -> Simulation:
+def play(calls: Sequence[Call], policy: str, num_blocks: int, load: float) -> Simulation:
     """The trace `load` times as fast as it was."""
     bus = Simulation(
         GuardedPolicy(BUILT_IN[policy](), starvation_s=float("inf")),
@@ -93,7 +95,7 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=512, help="blocks of 16 tokens in the pool (default %(default)s)")
     parser.add_argument("--requests", type=int, default=1500, help="most requests (default %(default)s)")
     options = parser.parse_args()
-    calls = read(options.trace, options.requests)
+    calls = read(options.trace).calls[: options.requests]
     longest = max(call.num_prompt for call in calls)
     bound = 2 * max(float(longest), OUTPUT_COST * options.blocks * INFO.block_size)
     for policy in ("fair_share", "fcfs"):

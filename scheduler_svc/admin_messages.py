@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from citybus.admin.v1 import admin_pb2 as pb
 from scheduler_svc import policy_parameters
+from scheduler_svc.core.reservation import reservation
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.shadow import Shadow
@@ -31,14 +32,16 @@ _PHASES = {
 
 def add_readings(response: pb.GetStatusResponse, core: Scheduler, block_size: int) -> None:
     """Fill in what the core says of itself."""
-    state, totals = core.snapshot(), core.totals
+    state, totals, reserved = core.snapshot(), core.totals, reservation(core)
     response.running, response.waiting = state.running, state.waiting
+    response.reserved_seats = reserved.num_seats
     pool = pb.PoolStatus(
         block_size=block_size,
         free=state.pool.free,
         cached=state.pool.cached,
         held=state.pool.held,
         tokens_held=state.tokens_held,
+        reserved=reserved.num_blocks,
     )
     response.pool.CopyFrom(pool)
     response.totals.CopyFrom(pb.Totals(**{name: getattr(totals, name) for name in _TOTALS}))

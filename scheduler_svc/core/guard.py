@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 from scheduler_svc.core.answers import PolicyFault, all_waiting, sheddable, some_of, within
-from scheduler_svc.core.policy import Charge, Policy, SequenceView, StepView
+from scheduler_svc.core.policy import Charge, Policy, Reservation, SequenceView, StepView
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.starvation import StarvationWatch
 
@@ -186,6 +186,10 @@ class GuardedPolicy:
         self._ask("charge", lambda policy: policy.charge(charges, now))
         if self.observer is not None:
             self.observer.on_charge(charges, now)
+
+    def reservation(self, running: ListOf[SequenceView]) -> Reservation | None:
+        """As `Policy.reservation`."""
+        return self._ask("reservation", lambda policy: policy.reservation(running))
 
     def watch(self, waiting: ListOf[Sequence], boarded: ListOf[Sequence], now: float) -> None:
         """Notice who starves, after `boarded` have boarded and left `waiting` behind."""

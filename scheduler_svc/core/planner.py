@@ -45,7 +45,7 @@ class Planner:
             max_tokens=draft.tokens,
             num_decodes=len(decodes),
             num_prefills=len(prefills),
-            num_running=len(self._roster.running),
+            running=tuple(sequence.view for sequence in self._roster.running),
             num_waiting=len(self._roster.waiting),
             num_seats=draft.seats,
             num_blocks=self._info.num_blocks,

@@ -65,18 +65,23 @@ class SequenceView(Protocol):
 class StepView:
     """What a policy sees of a step.
 
-    `max_tokens` can be computed. Of the running sequences, `num_decodes` want one token each and `num_prefills` more.
-    `num_seats` are free. The pool has `num_blocks` blocks of `block_size` tokens.
+    `max_tokens` can be computed. Of the `running` sequences, in order of arrival, `num_decodes` want one token each
+    and `num_prefills` more. `num_seats` are free. The pool has `num_blocks` blocks of `block_size` tokens.
     """
 
     max_tokens: int
     num_decodes: int
     num_prefills: int = 0
-    num_running: int = 0
+    running: ListOf[SequenceView] = ()
     num_waiting: int = 0
     num_seats: int = 0
     num_blocks: int = 0
     block_size: int = 1
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have a seat."""
+        return len(self.running)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,14 @@ class Charge:
     sequence: SequenceView
     num_tokens: int
     num_drawn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Seats, and blocks of the pool, that are set aside: nobody else gets them, whether they are used or not."""
+
+    num_seats: int
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +154,10 @@ class Policy:
 
     def charge(self, charges: ListOf[Charge], now: float) -> None:
         """What a step computes and for whom."""
+
+    def reservation(self, running: ListOf[SequenceView]) -> Reservation | None:
+        """What is set aside for `running`; None where that is what they hold. Only for the operator to read."""
+        return None
 
     def export_state(self) -> Mapping[str, object]:
         """What a successor needs to go on: plain values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scheduler_svc.core.policy import Policy
+from scheduler_svc.policies.contiguous import Contiguous
 from scheduler_svc.policies.deadline import Deadline
 from scheduler_svc.policies.fair_share import FairShare
 from scheduler_svc.policies.fcfs import Fcfs
@@ -19,6 +20,7 @@ _POLICIES: tuple[type[Policy], ...] = (
     FairShare,
     Deadline,
     StaticBatch,
+    Contiguous,
 )
 
 BUILT_IN: dict[str, type[Policy]] = {policy.name: policy for policy in _POLICIES}

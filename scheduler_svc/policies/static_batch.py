@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from scheduler_svc.core.policy import Policy, SequenceView, StepView
+from scheduler_svc.core.policy import Policy, Reservation, SequenceView, StepView
+from scheduler_svc.policies.reserving import ReservingParameters
 
 
 class StaticBatch(Policy):
@@ -14,33 +15,41 @@ class StaticBatch(Policy):
     """
 
     name = "static_batch"
+    Parameters = ReservingParameters
+    parameters: ReservingParameters
 
-    def __init__(self, parameters: object = None) -> None:
+    def __init__(self, parameters: ReservingParameters | None = None) -> None:
         super().__init__(parameters)
         self._cohort: frozenset[int] = frozenset()
+        self._blocks_each = 0
 
     def admission_order(self, waiting: Sequence[SequenceView], step: StepView, now: float) -> list[SequenceView]:
         boarding = [view for view in waiting if view.sequence_id in self._cohort]
         if not boarding and step.num_running == 0:
-            boarding = _cohort(waiting, step)
+            boarding, self._blocks_each = self._next_cohort(waiting, step)
             self._cohort = frozenset(view.sequence_id for view in boarding)
         return boarding
 
+    def reservation(self, running: Sequence[SequenceView]) -> Reservation | None:
+        if not any(view.sequence_id in self._cohort for view in running):
+            return None
+        return Reservation(len(self._cohort), len(self._cohort) * self._blocks_each)
+
     def export_state(self) -> Mapping[str, object]:
-        return {"cohort": sorted(self._cohort)}
+        return {"cohort": sorted(self._cohort), "blocks_each": self._blocks_each}
 
     def import_state(self, state: Mapping[str, object]) -> None:
-        cohort = state.get("cohort")
-        if isinstance(cohort, list):
-            self._cohort = frozenset(cohort)
+        cohort, blocks_each = state.get("cohort"), state.get("blocks_each")
+        if isinstance(cohort, list) and isinstance(blocks_each, int):
+            self._cohort, self._blocks_each = frozenset(cohort), blocks_each
 
-
-def _cohort(waiting: Sequence[SequenceView], step: StepView) -> list[SequenceView]:
-    """The eldest that fit together, one at least."""
-    longest, count = 0, 0
-    for view in waiting[: step.num_seats]:
-        longest = max(longest, -(-(view.num_prompt_tokens + view.max_output_tokens) // step.block_size))
-        if count and (count + 1) * longest > step.num_blocks:
-            break
-        count += 1
-    return list(waiting[:count])
+    def _next_cohort(self, waiting: Sequence[SequenceView], step: StepView) -> tuple[list[SequenceView], int]:
+        """The eldest that fit together, one at least, and the blocks that the longest of them needs."""
+        longest, count = 0, 0
+        for view in waiting[: step.num_seats]:
+            needed = self.parameters.blocks(view, step)
+            if count and (count + 1) * max(longest, needed) > step.num_blocks:
+                break
+            longest = max(longest, needed)
+            count += 1
+        return list(waiting[:count]), longest

@@ -82,7 +82,7 @@ def test_a_parameter_that_is_wrong_is_named(given: dict[str, str], message: str)
 
 def test_what_cannot_be_made_is_refused() -> None:
     shelf = PolicyShelf()
-    with pytest.raises(NotFound, match="no policy 'fcsf'; there are: deadline, fair_share"):
+    with pytest.raises(NotFound, match="no policy 'fcsf'; there are: contiguous, deadline"):
         shelf.make("fcsf", {})
     with pytest.raises(InvalidRequest, match="policy fair_share: weights must be more than 0"):
         shelf.make("fair_share", {"weights": "a=-1"})

@@ -53,6 +53,7 @@ class GetStatusResponse(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
+    RESERVED_SEATS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the scheduler."""
     model: _builtins.str
@@ -71,6 +72,8 @@ class GetStatusResponse(_message.Message):
     """Most sequences in the batch."""
     waiting: _builtins.int
     """Sequences waiting for a seat."""
+    reserved_seats: _builtins.int
+    """Seats that nobody else gets: those taken, or more where the policy sets some aside."""
     @_builtins.property
     def pool(self) -> Global___PoolStatus:
         """The KV pool."""
@@ -93,10 +96,11 @@ class GetStatusResponse(_message.Message):
         waiting: _builtins.int = ...,
         pool: Global___PoolStatus | None = ...,
         totals: Global___Totals | None = ...,
+        reserved_seats: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "executor_connected", b"executor_connected", "max_running", b"max_running", "model", b"model", "policy", b"policy", "pool", b"pool", "running", b"running", "totals", b"totals", "uptime_ms", b"uptime_ms", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "executor_connected", b"executor_connected", "max_running", b"max_running", "model", b"model", "policy", b"policy", "pool", b"pool", "reserved_seats", b"reserved_seats", "running", b"running", "totals", b"totals", "uptime_ms", b"uptime_ms", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -113,6 +117,7 @@ class PoolStatus(_message.Message):
     CACHED_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     TOKENS_HELD_FIELD_NUMBER: _builtins.int
+    RESERVED_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
     """Tokens a block holds."""
     free: _builtins.int
@@ -123,6 +128,8 @@ class PoolStatus(_message.Message):
     """Blocks in block tables."""
     tokens_held: _builtins.int
     """Tokens stored in held blocks."""
+    reserved: _builtins.int
+    """Blocks that nobody else gets: those held, or as many as the policy sets aside."""
     def __init__(
         self,
         *,
@@ -131,10 +138,11 @@ class PoolStatus(_message.Message):
         cached: _builtins.int = ...,
         held: _builtins.int = ...,
         tokens_held: _builtins.int = ...,
+        reserved: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cached", b"cached", "free", b"free", "held", b"held", "tokens_held", b"tokens_held"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cached", b"cached", "free", b"free", "held", b"held", "reserved", b"reserved", "tokens_held", b"tokens_held"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,10 +9,12 @@ import pytest
 
 from common.step import StepPlan
 from scheduler_svc.core.block_manager import BlockManager
-from scheduler_svc.core.policy import Charge, Policy, StepView
+from scheduler_svc.core.policy import Charge, Policy, Reservation, StepView
 from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.reservation import reservation
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.view import View, view_of
+from scheduler_svc.policies.contiguous import Contiguous
 from scheduler_svc.policies.deadline import Deadline
 from scheduler_svc.policies.fair_share import MAX_TENANTS, FairShare
 from scheduler_svc.policies.longest_prefix_match import LongestPrefixMatch
@@ -136,7 +138,82 @@ def test_static_batch_reserves_for_each_what_the_longest_needs() -> None:
     waiting = [view(1, 4, 4), view(2, 4, 4), view(3, 8, 20), view(4, 4, 4)]
     assert ids(StaticBatch().admission_order(waiting, STEP, 0.0)) == [1, 2]
     assert ids(StaticBatch().admission_order([view(1, 60, 100), view(2)], STEP, 0.0)) == [1], "one at least"
-    assert ids(StaticBatch().admission_order(waiting, replace(STEP, num_running=1), 0.0)) == []
+    assert ids(StaticBatch().admission_order(waiting, replace(STEP, running=[view(9)]), 0.0)) == []
+    unknown = StaticBatch(StaticBatch.Parameters(longest_reply=36))  # 10 blocks each
+    assert ids(unknown.admission_order([view(key) for key in range(5)], STEP, 0.0)) == [0, 1]
+
+
+def test_static_batch_sets_the_seats_of_a_cohort_aside_until_all_have_left() -> None:
+    """Two of 2 blocks each, of which one leaves: 2 seats and 4 blocks are nobody else's."""
+    policy, waiting = StaticBatch(), [view(1, 4, 4), view(2, 4, 4), view(3, 8, 20), view(4, 4, 4)]
+    policy.admission_order(waiting, STEP, 0.0)
+    assert policy.reservation([waiting[1]]) == Reservation(num_seats=2, num_blocks=4)
+    assert policy.reservation([]) is None
+    successor = StaticBatch()
+    successor.import_state(policy.export_state())
+    assert successor.reservation(waiting[:2]) == Reservation(2, 4)
+    assert successor.reservation([view(9)]) is None, "who boarded under another policy has what it holds"
+
+
+def test_a_reservation_can_be_read_while_it_is_used() -> None:
+    driver = Driver(replace(INFO, num_blocks=8, block_size=16), Contiguous(), window=1)
+    driver.add(request(0, [1] * 10, max_tokens=30))
+    driver.step()
+    assert driver.scheduler.snapshot().pool.held == 1
+    assert reservation(driver.scheduler) == Reservation(1, 3)
+    driver.scheduler.policy.set(Policy())
+    assert reservation(driver.scheduler) == Reservation(1, 1), "what is held"
+    driver.drain()
+    assert reservation(driver.scheduler) == Reservation(0, 0)
+
+
+def test_contiguous_boards_who_fits_in_one_piece_in_order() -> None:
+    """20 blocks of 4 tokens: 5 + 8 are taken by 1 and 2, and 3 does not fit in the last 7; nobody passes it."""
+    policy = Contiguous()
+    waiting = [view(1, 10, 10), view(2, 20, 12), view(3, 12, 20), view(4, 4, 4)]
+    assert ids(policy.admission_order(waiting, STEP, 0.0)) == [1, 2]
+    assert policy.export_state() == {"places": {1: (0, 5), 2: (5, 13)}}
+
+
+def test_contiguous_waits_for_a_gap_however_much_is_free() -> None:
+    policy = Contiguous()
+    first = [view(1, 10, 14), view(2, 10, 14), view(3, 10, 14)]  # 6 blocks each, 2 are left over
+    assert ids(policy.admission_order(first, STEP, 0.0)) == [1, 2, 3]
+    middle_left, seven, six = replace(STEP, running=[first[0], first[2]]), [view(4, 14, 14)], [view(5, 20, 4)]
+    assert ids(policy.admission_order(seven, middle_left, 0.0)) == [], "8 blocks are free, as 6 and 2"
+    assert ids(policy.admission_order(six, middle_left, 0.0)) == [5]
+    assert policy.export_state() == {"places": {1: (0, 6), 3: (12, 18), 5: (6, 12)}}
+
+
+def test_contiguous_reserves_the_longest_reply_for_everybody() -> None:
+    policy = Contiguous(Contiguous.Parameters(longest_reply=20))
+    assert ids(policy.admission_order([view(1, 4, 4), view(2, 4, 30), view(3, 4, 4)], STEP, 0.0)) == [1, 2]
+    assert policy.export_state() == {"places": {1: (0, 6), 2: (6, 15)}}
+    assert ids(Contiguous().admission_order([view(1, 60, 100)], STEP, 0.0)) == [1], "the pool is enough for anybody"
+
+
+def test_contiguous_finds_places_for_those_it_takes_over() -> None:
+    seated = [view(1, 10, 14), view(2, 10, 14)]
+    policy = Contiguous()
+    assert ids(policy.admission_order([view(3, 10, 14)], replace(STEP, running=seated), 0.0)) == [3]
+    successor = Contiguous()
+    successor.import_state(policy.export_state())
+    assert successor.export_state() == {"places": {1: (0, 6), 2: (6, 12), 3: (12, 18)}}
+    too_many = [view(key, 10, 14) for key in range(4)]
+    assert ids(Contiguous().admission_order([view(9)], replace(STEP, running=too_many), 0.0)) == []
+
+
+def test_contiguous_takes_a_place_back_when_its_sequence_leaves() -> None:
+    driver = Driver(replace(INFO, num_blocks=8, block_size=16), Contiguous(), window=2)
+    for key in range(6):
+        driver.add(request(key, [key] * 20, max_tokens=28))  # 3 blocks each: two at a time
+    running, most = set[int](), 0
+    for plan in plans(driver):
+        running -= {*plan.finished_ids}
+        running |= {row.sequence_id for row in plan.new_sequences}
+        most = max(most, len(running))
+        assert not plan.preempted_ids
+    assert most == 2
 
 
 def test_fair_share_hands_on_its_counters_and_forgets_the_lowest_of_too_many() -> None:
@@ -159,6 +236,7 @@ def test_fair_share_hands_on_its_counters_and_forgets_the_lowest_of_too_many() -
         (LongestPrefixMatch, {"max_wait_s": -1.0}),
         (FairShare, {"prompt_cost": 0.0, "output_cost": 0.0}),
         (FairShare, {"weights": {"a": 0.0}}),
+        (Contiguous, {"longest_reply": -1}),
         (Deadline, {"first_token_s": 0.0}),
         (Deadline, {"output_share": 2.0}),
     ],

@@ -26,6 +26,7 @@ def waiting(*facts: tuple[int, float, int]) -> list[View]:
 
 def test_the_built_in_policies_carry_their_names() -> None:
     assert sorted(BUILT_IN) == [
+        "contiguous",
         "deadline",
         "fair_share",
         "fcfs",

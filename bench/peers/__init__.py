@@ -1,0 +1,1 @@
+"""Other servers, measured side by side with ours: `python -m bench.peers --help`."""

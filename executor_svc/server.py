@@ -179,7 +179,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._metrics.step_seconds.observe(result.execute_ns / 1e9)
         self._metrics.step_tokens.observe(plan.num_tokens)
         if result.error is None:
-            num_drawn = len(result.sampled)
+            num_drawn = min(len(result.sampled), plan.num_tokens)
             self._metrics.computed_tokens.labels(kind="decode").inc(num_drawn)
             self._metrics.computed_tokens.labels(kind="prefill").inc(plan.num_tokens - num_drawn)
 

@@ -6,6 +6,7 @@ Shapes: N tokens of a step, R rows that draw, H query heads, KV key-value heads,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,6 @@ from executor_svc.models.rope import inverse_frequencies
 from executor_svc.models.spec import ModelSpec
 from executor_svc.weights import Checkpoint
 from kernels.backend import Kernels
-from kernels.paged_attention import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Step:
     batch: Batch
     cos: torch.Tensor
     sin: torch.Tensor
-    attention: AttentionPlan
+    attention: Any
 
 
 class Llama:
@@ -86,11 +86,9 @@ class Llama:
     def _attention(
         self, layer: Layer, normed: torch.Tensor, step: Step, key_pool: torch.Tensor, value_pool: torch.Tensor
     ) -> torch.Tensor:
-        queries, keys_end = self.spec.num_heads, self.spec.num_heads + self.spec.num_kv_heads
         heads = self._kernels.linear(normed, layer.qkv).view(len(normed), -1, self.spec.head_dim)
-        turned = self._kernels.rotary(heads[:, :keys_end], step.cos, step.sin)
-        self._kernels.store_kv(turned[:, queries:], heads[:, keys_end:], key_pool, value_pool, step.batch.slots)
-        output = self._kernels.paged_attention(turned[:, :queries], key_pool, value_pool, step.attention)
+        queries = self._kernels.rotate_and_store(heads, step.cos, step.sin, key_pool, value_pool, step.batch.slots)
+        output = self._kernels.paged_attention(queries, key_pool, value_pool, step.attention)
         return self._kernels.linear(output.flatten(1), layer.attention_out)
 
 

@@ -80,7 +80,7 @@ def _launch(
         D_PADDED=padded,
         ROWS=items.rows,
         KEYS=min(max(_KEY_TILE_BYTES // (padded * key_pool.element_size()), 16), 64),
-        num_warps=4 if items.rows * padded <= 64 * 128 else 8,
+        num_warps=4 if items.rows * padded < 64 * 64 else 8,
         num_stages=2,
     )
 

@@ -51,7 +51,7 @@ def _rms_norm(
         rounded = (wide + added).to(dtype)
         tl.store(total + places, rounded, mask=there)
         wide = rounded.to(tl.float32)
-    scale = 1.0 / tl.sqrt_rn(tl.sum(wide * wide, axis=0) / SIZE + eps)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
     scaled = (wide * scale).to(dtype).to(tl.float32)
     factor = tl.load(weight + columns, mask=there, other=0.0).to(tl.float32)
     tl.store(normed + places, (factor * scaled).to(dtype), mask=there)

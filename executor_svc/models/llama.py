@@ -58,7 +58,22 @@ class Llama:
 
     def forward(self, batch: Batch, pool: KvPool) -> torch.Tensor:
         """As `Model.forward`."""
-        step = self._step(batch, pool)
+        return self.compute(batch, self.plan_attention(batch, pool.block_size), pool)
+
+    def plan_attention(self, batch: Batch, block_size: int) -> Any:
+        """The part of a forward pass that the host does."""
+        return self._kernels.plan_attention(
+            batch.paged,
+            block_size=block_size,
+            num_heads=self.spec.num_heads,
+            num_kv_heads=self.spec.num_kv_heads,
+            head_dim=self.spec.head_dim,
+        )
+
+    def compute(self, batch: Batch, attention: Any, pool: KvPool) -> torch.Tensor:
+        """The rest of it, which reads nothing but tensors."""
+        angles = batch.positions[:, None].float() * self._frequencies
+        step = Step(batch, angles.cos(), angles.sin(), attention)
         hidden = F.embedding(batch.token_ids, self._embedding)
         residual: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
@@ -71,17 +86,6 @@ class Llama:
         before = None if residual is None else residual[rows]
         normed, _ = self._kernels.rms_norm(hidden[rows], self._norm, self.spec.rms_norm_eps, before)
         return self._kernels.linear(normed, self._head).float()
-
-    def _step(self, batch: Batch, pool: KvPool) -> Step:
-        angles = batch.positions[:, None].float() * self._frequencies
-        plan = self._kernels.plan_attention(
-            batch.paged,
-            block_size=pool.block_size,
-            num_heads=self.spec.num_heads,
-            num_kv_heads=self.spec.num_kv_heads,
-            head_dim=self.spec.head_dim,
-        )
-        return Step(batch, angles.cos(), angles.sin(), plan)
 
     def _attention(
         self, layer: Layer, normed: torch.Tensor, step: Step, key_pool: torch.Tensor, value_pool: torch.Tensor

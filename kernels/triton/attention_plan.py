@@ -26,14 +26,16 @@ _LONG_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A launch: int32 `table` [1 + items, 8], whose row 0 begins with the number of items; each has `rows` rows.
+    """A launch of `programs` for each key-value head, which share the items; an item has `rows` rows.
 
-    An item is (sequence, first query row, tokens, position of the first token, first key, key after the last, is it
-    one split of several). Its tokens are consecutive, and so are their query rows.
+    Row 0 of int32 `table` [1 + items or more, 8] begins with the number of items. An item is (sequence, first query
+    row, tokens, position of the first token, first key, key after the last, is it one split of several). Its tokens
+    are consecutive, and so are their query rows.
     """
 
     table: torch.Tensor
     rows: int
+    programs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,55 @@ def plan_attention(
     partial = (len(short) if merges else 0, num_kv_heads, short_rows)
     return TritonPlan(
         block_tables=batch.block_tables,
-        short=Items(_table(short, 8, device), short_rows),
-        long=Items(_table(long, 8, device), long_rows),
+        short=Items(_table(short, 8, device), short_rows, len(short)),
+        long=Items(_table(long, 8, device), long_rows, len(long)),
         merges=_table(merges, 4, device),
         sums=torch.empty((*partial, padded_head(head_dim)), device=device),
         extremes=torch.empty((2, *partial), device=device),
         block_size=block_size,
     )
+
+
+def fixed_plan(like: TritonPlan, *, sequences: int, items: int, table_width: int, programs: int) -> TritonPlan:
+    """A plan of no work, whose tensors stay where they are, for up to `sequences` decodes in up to `items` items.
+
+    `like` is any plan of the same model; its splits are stored where those of `like` are if there is room for them.
+    """
+    device = like.block_tables.device
+    _, kv_heads, rows, columns = like.sums.shape
+    has_room = like.sums.shape[0] >= items
+
+    def table(entries: int, width: int) -> torch.Tensor:
+        return torch.zeros(1 + entries, width, dtype=torch.int32, device=device)
+
+    return TritonPlan(
+        block_tables=torch.zeros(sequences, table_width, dtype=torch.int64, device=device),
+        short=Items(table(items, 8), like.short.rows, programs),
+        long=Items(table(0, 8), like.long.rows, 0),
+        merges=table(sequences, 4),
+        sums=like.sums if has_room else torch.empty(items, kv_heads, rows, columns, device=device),
+        extremes=like.extremes if has_room else torch.empty(2, items, kv_heads, rows, device=device),
+        block_size=like.block_size,
+    )
+
+
+def fits(plan: TritonPlan, fixed: TritonPlan) -> bool:
+    """May `plan` be loaded into `fixed`? It must be of decodes alone, and small enough."""
+    return (
+        plan.long.programs == 0
+        and plan.short.table.shape[0] <= fixed.short.table.shape[0]
+        and plan.merges.shape[0] <= fixed.merges.shape[0]
+        and plan.block_tables.shape[0] <= fixed.block_tables.shape[0]
+        and plan.block_tables.shape[1] <= fixed.block_tables.shape[1]
+    )
+
+
+def load_plan(plan: TritonPlan, fixed: TritonPlan) -> None:
+    """Make `fixed` do the work of `plan`, which fits."""
+    sequences, width = plan.block_tables.shape
+    fixed.block_tables[:sequences, :width].copy_(plan.block_tables)
+    fixed.short.table[: len(plan.short.table)].copy_(plan.short.table)
+    fixed.merges[: len(plan.merges)].copy_(plan.merges)
 
 
 def padded_head(head_dim: int) -> int:

@@ -54,13 +54,12 @@ def _launch(
     output: torch.Tensor,
     plan: TritonPlan,
 ) -> None:
-    count = items.table.shape[0] - 1
-    if not count:
+    if not items.programs:
         return
     _, num_heads, head_dim = queries.shape
     kv_heads = key_pool.shape[2]
     padded = padded_head(head_dim)
-    _attend[(count, kv_heads)](
+    _attend[(items.programs, kv_heads)](
         queries,
         key_pool,
         value_pool,

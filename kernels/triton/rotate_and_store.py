@@ -18,7 +18,7 @@ def rotate_and_store(
     value_pool: torch.Tensor,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """As `kernels.rotate_and_store.rotate_and_store`; `heads` is contiguous."""
+    """As `kernels.rotate_and_store.rotate_and_store`; `heads` is contiguous. A token of slot -1 is stored nowhere."""
     tokens, num_heads, head_dim = heads.shape
     kv_heads = key_pool.shape[2]
     queries = heads.new_empty(tokens, num_heads - 2 * kv_heads, head_dim)
@@ -76,13 +76,13 @@ def _rotate_and_store(
     tl.store(place + HALF, turned_second, mask=is_query)
 
     key_head = head - QUERY_HEADS
-    is_key = there & ((key_head >= 0) & (key_head < KV_HEADS))[:, None]
+    is_key = there & (slot >= 0) & ((key_head >= 0) & (key_head < KV_HEADS))[:, None]
     place = key_pool + (slot * KV_HEADS + key_head[:, None]) * SIZE + pairs[None, :]
     tl.store(place, turned_first, mask=is_key)
     tl.store(place + HALF, turned_second, mask=is_key)
 
     value_head = key_head - KV_HEADS
-    is_value = there & (value_head >= 0)[:, None]
+    is_value = there & (slot >= 0) & (value_head >= 0)[:, None]
     place = value_pool + (slot * KV_HEADS + value_head[:, None]) * SIZE + pairs[None, :]
     tl.store(place, first, mask=is_value)
     tl.store(place + HALF, second, mask=is_value)

@@ -61,6 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("tiny"), num_layers=1, max_model_len=16)
 
 
+@torch.inference_mode()
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows of no sequence are computed from what memory holds
 def test_decodes_through_graphs_equal_the_reference(folder: Path) -> None:
     spec = ModelSpec.read(folder)

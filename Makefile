@@ -1,5 +1,6 @@
 # make run    install what is needed, get the default model, serve it, and watch it answer
 # make test   install what the tests need too, and run every one
+# make kernels-table   compile the GPU kernels for every target and write docs/kernels.md; no GPU is needed
 # make chaos  200 streams through 20 killed schedulers, take-overs, swaps and a killed executor, with a report
 #
 # PYTHON       the Python that makes the virtual environment, 3.11 or newer (default: python3)
@@ -22,7 +23,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c deploy
 PINS := pyproject.toml deploy/constraints.txt setup.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 NEED_MB := 2500
 
-.PHONY: run test chaos lint protos compose-test clean help
+.PHONY: run test chaos kernels-table lint protos compose-test clean help
 
 run: $(VENV)/.installed-run
 	@if [ "$(MODEL)" = default ]; then $(BIN)/citybus model add default >/dev/null; fi
@@ -34,6 +35,9 @@ test: $(VENV)/.installed-dev
 
 chaos: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.chaos
+
+kernels-table: $(VENV)/.installed-dev
+	TRITON_INTERPRET=0 $(BIN)/python -m bench.kernel_table
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check

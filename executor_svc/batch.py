@@ -32,7 +32,7 @@ def build_batch(rows: Sequence[Row], block_size: int, device: torch.device) -> B
     """The inputs of a forward pass over `rows`."""
 
     def column(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
+        return to_device(values, torch.int64, device)
 
     starts = list(accumulate((row.num_tokens for row in rows), initial=0))
     return Batch(
@@ -52,7 +52,14 @@ def _tables(tables: Sequence[Sequence[int]], device: torch.device) -> torch.Tens
     """Block tables as int64 [S, longest], the shorter ones filled up with block 0, which is never read for them."""
     width = max((len(table) for table in tables), default=0)
     filled = [[*table, *([0] * (width - len(table)))] for table in tables]
-    return torch.tensor(filled, dtype=torch.int64, device=device).view(len(tables), width)
+    return to_device(filled, torch.int64, device).view(len(tables), width)
+
+
+def to_device(
+    values: Sequence[float] | Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A tensor of `values` on `device`. A GPU copies it from pinned memory when it comes to it: nobody waits."""
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def build_draws(rows: Sequence[Row], device: torch.device) -> Draws:
@@ -60,10 +67,10 @@ def build_draws(rows: Sequence[Row], device: torch.device) -> Draws:
     samplings = [row.sequence.sampling for row in rows]
 
     def numbers(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=device)
+        return to_device(values, torch.float64, device)
 
     def column(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
+        return to_device(values, torch.int64, device)
 
     return Draws(
         temperatures=numbers([sampling.temperature for sampling in samplings]),

@@ -21,7 +21,7 @@ from common.step import (
     StepPlan,
     StepResult,
 )
-from executor_svc.batch import build_batch, build_draws
+from executor_svc.batch import build_batch, build_draws, to_device
 from executor_svc.kv_pool import KvPool
 from executor_svc.models.registry import Model
 from executor_svc.resident import ResidentTable
@@ -121,8 +121,8 @@ class Engine:
         with torch.inference_mode():
             device = self._pool.pools.device
             if copies:
-                sources = torch.tensor([copy.source for copy in copies], device=device)
-                destinations = torch.tensor([copy.destination for copy in copies], device=device)
+                sources = to_device([copy.source for copy in copies], torch.int64, device)
+                destinations = to_device([copy.destination for copy in copies], torch.int64, device)
                 self._kernels.copy_blocks(self._pool.pools, sources, destinations)
             if not rows:
                 return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 
 import structlog
@@ -11,10 +12,12 @@ from common.errors import StartupError
 from common.metrics import ExecutorMetrics
 from executor_svc.config import Config
 from executor_svc.cpu_backend import native_model
+from executor_svc.cuda_graphs import GraphedModel, capture_cuda
 from executor_svc.engine import Engine, EngineLimits
 from executor_svc.host import available_cores, available_memory
 from executor_svc.kv_pool import MIB, KvPool, blocks_that_fit
-from executor_svc.models.registry import load_model
+from executor_svc.models.llama import Llama
+from executor_svc.models.registry import Model, load_model
 from executor_svc.models.spec import ModelSpec
 from executor_svc.weights import Checkpoint
 from kernels.backend import kernels_for
@@ -63,7 +66,19 @@ def load_engine(settings: Config, metrics: ExecutorMetrics) -> Engine:
     metrics.kv_pool_bytes.set(pool.num_bytes)
     metrics.backend_info.labels(backend=computes).set(1)
     limits = EngineLimits(_max_model_len(settings, spec), settings.max_sequences, settings.max_step_tokens)
+    if device.type == "cuda":
+        model = _graphed(model, pool, limits)
     return Engine(settings.model.resolve().name, model, pool, backend, limits, metrics)
+
+
+def _graphed(model: Model, pool: KvPool, limits: EngineLimits) -> Model:
+    """`model` with graphs of its decodes, where its kernels can be captured."""
+    if not isinstance(model, Llama) or not importlib.util.find_spec("triton"):
+        log.warning("decodes without CUDA graphs", reason="triton is not installed")
+        return model
+    return GraphedModel(
+        model, pool, limits.max_sequences, limits.max_model_len, capture_cuda(torch.cuda.graph_pool_handle())
+    )
 
 
 def _device(name: str) -> torch.device:

@@ -39,6 +39,7 @@ PURE = {
 IMPURE = "asyncio concurrent datetime logging multiprocessing os random secrets socket subprocess threading time uuid"
 THIRD_PARTY = {
     "kernels/*": "torch",
+    "kernels/triton/*": "torch triton",
     "common/*": "google grpc grpc_health grpc_reflection prometheus_client structlog",
     "scheduler_svc/*": "google grpc jinja2 prometheus_client structlog tokenizers",
     "executor_svc/*": "grpc numpy prometheus_client safetensors structlog torch",
@@ -202,6 +203,7 @@ def test_the_distribution_that_shadows_our_kernels_is_not_installed() -> None:
         ("kernels/a.py", "import common.step", "must not import common.step"),
         ("kernels/a.py", "def f():\n    from executor_svc import engine", "must not import executor_svc.engine"),
         ("kernels/a.py", "import transformers", "must not import transformers"),
+        ("kernels/a.py", "def f():\n    import triton.language", "must not import triton.language"),
         ("common/a.py", "from scheduler_svc.core import request", "must not import scheduler_svc.core.request"),
         ("common/a.py", "import citybus", "must not import citybus"),
         ("common/a.py", "from citybus.v1 import generation_pb2", "imports generated stubs: citybus.v1.generation_pb2"),
@@ -250,6 +252,10 @@ def test_the_check_sees_a_violation(path: str, source: str, fault: str) -> None:
     ("path", "source"),
     [
         ("kernels/a.py", "import math\nimport torch\nfrom kernels.philox import bits\nfrom . import linear"),
+        (
+            "kernels/triton/a.py",
+            "import torch\nimport triton.language as tl\nfrom kernels.paged_attention import PagedBatch",
+        ),
         ("common/wire.py", "from citybus.v1 import generation_pb2 as pb"),
         ("common/grpc_server.py", "from grpc_health.v1 import health, health_pb2_grpc\nimport asyncio, time"),
         ("scheduler_svc/core/a.py", "import heapq\nfrom common.step import StepPlan\nfrom . import sequence"),

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "deploy" / "constraints.txt"
-CUDA = ("cuda-", "nvidia-", "triton")  # a build of torch for GPUs pins these itself
+CUDA = ("cuda-", "nvidia-")  # a build of torch for GPUs pins these itself
 
 
 def pins() -> dict[str, str]:

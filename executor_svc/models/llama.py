@@ -6,6 +6,7 @@ Shapes: N tokens of a step, R rows that draw, H query heads, KV key-value heads,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,6 @@ from executor_svc.models.rope import inverse_frequencies
 from executor_svc.models.spec import ModelSpec
 from executor_svc.weights import Checkpoint
 from kernels.backend import Kernels
-from kernels.paged_attention import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Step:
     batch: Batch
     cos: torch.Tensor
     sin: torch.Tensor
-    attention: AttentionPlan
+    attention: Any
 
 
 class Llama:
@@ -58,7 +58,22 @@ class Llama:
 
     def forward(self, batch: Batch, pool: KvPool) -> torch.Tensor:
         """As `Model.forward`."""
-        step = self._step(batch, pool)
+        return self.compute(batch, self.plan_attention(batch, pool.block_size), pool)
+
+    def plan_attention(self, batch: Batch, block_size: int) -> Any:
+        """The part of a forward pass that the host does."""
+        return self._kernels.plan_attention(
+            batch.paged,
+            block_size=block_size,
+            num_heads=self.spec.num_heads,
+            num_kv_heads=self.spec.num_kv_heads,
+            head_dim=self.spec.head_dim,
+        )
+
+    def compute(self, batch: Batch, attention: Any, pool: KvPool) -> torch.Tensor:
+        """The rest of it, which reads nothing but tensors."""
+        angles = batch.positions[:, None].float() * self._frequencies
+        step = Step(batch, angles.cos(), angles.sin(), attention)
         hidden = F.embedding(batch.token_ids, self._embedding)
         residual: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
@@ -72,25 +87,12 @@ class Llama:
         normed, _ = self._kernels.rms_norm(hidden[rows], self._norm, self.spec.rms_norm_eps, before)
         return self._kernels.linear(normed, self._head).float()
 
-    def _step(self, batch: Batch, pool: KvPool) -> Step:
-        angles = batch.positions[:, None].float() * self._frequencies
-        plan = self._kernels.plan_attention(
-            batch.paged,
-            block_size=pool.block_size,
-            num_heads=self.spec.num_heads,
-            num_kv_heads=self.spec.num_kv_heads,
-            head_dim=self.spec.head_dim,
-        )
-        return Step(batch, angles.cos(), angles.sin(), plan)
-
     def _attention(
         self, layer: Layer, normed: torch.Tensor, step: Step, key_pool: torch.Tensor, value_pool: torch.Tensor
     ) -> torch.Tensor:
-        queries, keys_end = self.spec.num_heads, self.spec.num_heads + self.spec.num_kv_heads
         heads = self._kernels.linear(normed, layer.qkv).view(len(normed), -1, self.spec.head_dim)
-        turned = self._kernels.rotary(heads[:, :keys_end], step.cos, step.sin)
-        self._kernels.store_kv(turned[:, queries:], heads[:, keys_end:], key_pool, value_pool, step.batch.slots)
-        output = self._kernels.paged_attention(turned[:, :queries], key_pool, value_pool, step.attention)
+        queries = self._kernels.rotate_and_store(heads, step.cos, step.sin, key_pool, value_pool, step.batch.slots)
+        output = self._kernels.paged_attention(queries, key_pool, value_pool, step.attention)
         return self._kernels.linear(output.flatten(1), layer.attention_out)
 
 

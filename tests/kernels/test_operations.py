@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from kernels.backend import kernels_for
+from kernels.rotary import rotary
+from kernels.store_kv import store_kv
 from tests.exactness import EXACT_DTYPES
 
 KERNELS = kernels_for(torch.device("cpu"))
@@ -59,7 +61,7 @@ def test_rms_norm_rows_do_not_depend_on_the_batch() -> None:
 @pytest.mark.parametrize("head_dim", [2, 16, 64, 80])
 def test_rotary_turns_pairs_half_a_head_apart(head_dim: int) -> None:
     heads, angles = random(7, 3, head_dim), random(7, head_dim // 2)
-    turned = KERNELS.rotary(heads, angles.cos(), angles.sin())
+    turned = rotary(heads, angles.cos(), angles.sin())
     half = head_dim // 2
     pairs = torch.complex(heads[..., :half].double(), heads[..., half:].double())
     exact = pairs * torch.polar(torch.ones(7, 1, half).double(), angles.double()[:, None])
@@ -67,7 +69,7 @@ def test_rotary_turns_pairs_half_a_head_apart(head_dim: int) -> None:
 
 
 def test_rotary_keeps_the_dtype() -> None:
-    turned = KERNELS.rotary(random(2, 3, 8, dtype=torch.bfloat16), torch.ones(2, 4), torch.zeros(2, 4))
+    turned = rotary(random(2, 3, 8, dtype=torch.bfloat16), torch.ones(2, 4), torch.zeros(2, 4))
     assert torch.equal(turned, random(2, 3, 8, dtype=torch.bfloat16))
 
 
@@ -82,7 +84,7 @@ def test_gated_activation(size: int) -> None:
 def test_store_kv_writes_its_slots_and_no_others() -> None:
     key_pool, value_pool = torch.zeros(5, 4, 2, 3), torch.zeros(5, 4, 2, 3)
     keys, values = random(3, 2, 3), random(3, 2, 3) + 1
-    KERNELS.store_kv(keys, values, key_pool, value_pool, torch.tensor([19, 0, 6]))
+    store_kv(keys, values, key_pool, value_pool, torch.tensor([19, 0, 6]))
     for pool, rows in ((key_pool, keys), (value_pool, values)):
         expected = torch.zeros(20, 2, 3)
         expected[19], expected[0], expected[6] = rows[0], rows[1], rows[2]

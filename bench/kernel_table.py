@@ -1,0 +1,245 @@
+"""What every kernel takes of a GPU, compiled for GPUs that need not be there: registers, spills, shared memory.
+
+    python -m bench.kernel_table                            compile everything, write docs/kernels.md
+    python -m bench.kernel_table --check --target sm_90     compile a part, compare it with docs/kernels.md
+
+The kernels are launched as the executor launches them, with the operands of a model's step, but on a driver that
+compiles for a named target and runs nothing. A check fails where a number is higher than the one on record, where a
+row is not on record, and where a kernel that every decode runs spills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from kernels.paged_attention import PagedBatch
+from kernels.sample_tokens import Draws
+from kernels.triton.attention_plan import SPLIT
+from kernels.triton.record import TRITON
+
+TABLE = Path(__file__).resolve().parent.parent / "docs" / "kernels.md"
+COMMAND = "python -m bench.kernel_table"
+DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+BLOCK_SIZE = 16
+LONG_TILES = "64 rows"
+"""Marks the launch of attention that only prefill chunks take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a model that its kernels are compiled for."""
+
+    name: str
+    dtype: torch.dtype
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    vocab: int
+
+
+SHAPES = (
+    Shape("SmolLM2-135M, bfloat16", torch.bfloat16, 9, 3, 64, 576, 1536, 49152),
+    Shape("Llama 1B, bfloat16", torch.bfloat16, 32, 8, 64, 2048, 8192, 128256),
+    Shape("Llama 8B, bfloat16", torch.bfloat16, 32, 8, 128, 4096, 14336, 128256),
+    Shape("Llama 8B, float32", torch.float32, 32, 8, 128, 4096, 14336, 128256),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Registers of a thread, bytes it spills, bytes of shared memory of a program."""
+
+    registers: int
+    spilled: int
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Stands in for a driver: it answers what the compiler asks."""
+
+    number: int
+    target: GPUTarget
+
+    def get_current_device(self) -> int:
+        return self.number
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+
+@contextmanager
+def compiling(name: str) -> Iterator[list[tuple[str, Any]]]:
+    """Every launch within only compiles for the target, and is listed with what came of it."""
+    launches: list[tuple[str, Any]] = []
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        rows = f", {options['ROWS']} rows" if "ROWS" in options else ""
+        launches.append((f"{self.__name__.strip('_')}{rows}", kernel))
+        return kernel
+
+    driver.set_active(Target(list(TARGETS).index(name), TARGETS[name]))
+    JITFunction.run = compile_only
+    try:
+        yield launches
+    finally:
+        JITFunction.run = run
+
+
+def launch_all(shape: Shape) -> None:
+    """Every kernel of a step, once: a decode of many splits and a prefill chunk."""
+
+    def zeros(*sizes: int, dtype: torch.dtype = shape.dtype) -> torch.Tensor:
+        return torch.zeros(sizes, dtype=dtype)
+
+    tokens = 42
+    hidden = zeros(tokens, shape.hidden)
+    TRITON.rms_norm(hidden, hidden[0], 1e-5, None)
+    TRITON.rms_norm(hidden, hidden[0], 1e-5, hidden)
+    TRITON.gated_activation(zeros(tokens, 2 * shape.intermediate))
+    pool = zeros(4, BLOCK_SIZE, shape.kv_heads, shape.head_dim)
+    angles = zeros(tokens, shape.head_dim // 2, dtype=torch.float32)
+    heads = zeros(tokens, shape.heads + 2 * shape.kv_heads, shape.head_dim)
+    slots = zeros(tokens, dtype=torch.int64)
+    queries = TRITON.rotate_and_store(heads, angles, angles, pool, pool, slots)
+    plan = TRITON.plan_attention(
+        PagedBatch(zeros(2, 70, dtype=torch.int64), [SPLIT + 1, tokens - 1], [0, 1, tokens]),
+        block_size=BLOCK_SIZE,
+        num_heads=shape.heads,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+    )
+    TRITON.paged_attention(queries, pool, pool, plan)
+    numbers, integers = zeros(3, dtype=torch.float64), zeros(3, dtype=torch.int64)
+    draws = Draws(numbers, integers, numbers, numbers, integers, integers)
+    TRITON.sample_tokens(zeros(3, shape.vocab, dtype=torch.float32), draws)
+
+
+def usage(kernel: Any) -> Usage:
+    """Read off the machine code."""
+    if "amdgcn" in kernel.asm:
+        text = kernel.asm["amdgcn"]
+        spilled = _number(r"\.private_segment_fixed_size: +(\d+)", text)
+        return Usage(_number(r"\.vgpr_count: +(\d+)", text), spilled, kernel.metadata.shared)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [str(DISASSEMBLER), "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return Usage(_number(r"REG:(\d+)", text), _number(r"STACK:(\d+)", text), kernel.metadata.shared)
+
+
+def _number(pattern: str, text: str) -> int:
+    return int(re.findall(pattern, text)[-1])
+
+
+def measure(targets: list[str], shapes: list[Shape]) -> dict[tuple[str, str, str], Usage]:
+    """(target, shape, kernel) -> what it takes."""
+    measured: dict[tuple[str, str, str], Usage] = {}
+    for target in targets:
+        for shape in shapes:
+            with compiling(target) as launches:
+                launch_all(shape)
+            for name, kernel in launches:
+                measured[target, shape.name, name] = max(
+                    usage(kernel), measured.get((target, shape.name, name), Usage(0, 0, 0)), key=_order
+                )
+            print(f"{target}, {shape.name}: {len(launches)} launches compiled", flush=True)
+    return measured
+
+
+def _order(used: Usage) -> tuple[int, int, int]:
+    return used.spilled, used.registers, used.shared
+
+
+def render(measured: dict[tuple[str, str, str], Usage]) -> str:
+    """The page."""
+    lines = [
+        "# What the kernels take of a GPU",
+        "",
+        f"Written by `{COMMAND}` with Triton {triton.__version__}; `make kernels-table` makes it anew, on a machine",
+        "that needs no GPU: these are the compilers' numbers. Registers are those of a thread (vector registers on",
+        "gfx942), spills the bytes it keeps in memory for want of registers, shared memory is a program's, in bytes.",
+        "Of two variants of a kernel, the one that takes more is shown. Only prefill chunks have launches of 64 rows.",
+        "",
+        "| target | model | kernel | registers | spills | shared memory |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (target, shape, name), used in measured.items():
+        lines.append(f"| {target} | {shape} | {name} | {used.registers} | {used.spilled} | {used.shared} |")
+    return "\n".join(lines) + "\n"
+
+
+def recorded(page: str) -> dict[tuple[str, str, str], Usage]:
+    """What a page says."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    return {(row[0], row[1], row[2]): Usage(*map(int, row[3:])) for row in cells if row[-1].isdigit()}
+
+
+def faults(measured: dict[tuple[str, str, str], Usage], page: str) -> list[str]:
+    """What is worse than on record, one line each."""
+    known = recorded(page)
+    found = []
+    for key, used in measured.items():
+        where = ", ".join(key)
+        if used.spilled and LONG_TILES not in key[2]:
+            found.append(f"{where}: spills {used.spilled} bytes, and decodes run it")
+        before = known.get(key)
+        if before is None:
+            found.append(f"{where}: not on record; run '{COMMAND}'")
+            continue
+        for name in ("registers", "spilled", "shared"):
+            now, then = getattr(used, name), getattr(before, name)
+            if now > then:
+                found.append(f"{where}: {name} {now}, on record {then}; if that must be, run '{COMMAND}'")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare with the page instead of writing it")
+    parser.add_argument("--target", choices=TARGETS, help="with --check, only this GPU (default: all)")
+    parser.add_argument("--shape", choices=[shape.name for shape in SHAPES], help="with --check, only this model")
+    options = parser.parse_args()
+    shapes = [shape for shape in SHAPES if options.shape in (None, shape.name)]
+    targets = [options.target] if options.target else list(TARGETS)
+    if not options.check:
+        if options.shape or options.target:
+            parser.error("--shape and --target go with --check: the page has every row")
+        TABLE.write_text(render(measure(targets, shapes)), encoding="utf-8")
+    page = TABLE.read_text(encoding="utf-8")
+    found = faults(measure(targets, shapes) if options.check else recorded(page), page)
+    for fault in found:
+        print(fault)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,90 @@
+"""Sequences in a pool, and their attention computed densely in float64."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from kernels.backend import REFERENCE, Kernels
+from kernels.paged_attention import PagedBatch
+from kernels.store_kv import store_kv
+
+
+@dataclass
+class Pool:
+    """Random keys and values of some sequences, laid out in shuffled blocks; every other slot is NaN."""
+
+    lengths: list[int]
+    block_size: int = 16
+    kv_heads: int = 2
+    head_dim: int = 16
+    dtype: torch.dtype = torch.float32
+    spare: int = 0
+    kernels: Kernels = REFERENCE
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(len(self.lengths) + self.kv_heads)
+        counts = [-(-length // self.block_size) for length in self.lengths]
+        num_blocks = sum(counts) + 5
+        order = iter(torch.randperm(num_blocks, generator=generator).tolist())
+        width = max(counts) + self.spare
+        self.tables = torch.full((len(counts), width), num_blocks - 1)
+        shape = (num_blocks, self.block_size, self.kv_heads, self.head_dim)
+        self.key_pool = torch.full(shape, torch.nan, dtype=self.dtype)
+        self.value_pool = torch.full(shape, torch.nan, dtype=self.dtype)
+        self.keys, self.values = [], []
+        for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
+            self.tables[row, :count] = torch.tensor(list(itertools.islice(order, count)))
+            slots = torch.arange(length)
+            slots = self.tables[row, slots // self.block_size] * self.block_size + slots % self.block_size
+            keys, values = (
+                torch.randn(length, self.kv_heads, self.head_dim, generator=generator).to(self.dtype) for _ in "kv"
+            )
+            store_kv(keys, values, self.key_pool, self.value_pool, slots)
+            self.keys.append(keys)
+            self.values.append(values)
+        self.tables, self.key_pool, self.value_pool = (
+            tensor.to(self.device) for tensor in (self.tables, self.key_pool, self.value_pool)
+        )
+
+    def attend(self, queries: list[torch.Tensor], lengths: list[int] | None = None) -> list[torch.Tensor]:
+        counts = [len(query) for query in queries]
+        starts = list(itertools.accumulate(counts, initial=0))
+        plan = self.kernels.plan_attention(
+            PagedBatch(self.tables, lengths or self.lengths, starts),
+            block_size=self.block_size,
+            num_heads=queries[0].shape[1],
+            num_kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+        )
+        rows = torch.cat(queries).to(self.device)
+        output = self.kernels.paged_attention(rows, self.key_pool, self.value_pool, plan).cpu()
+        return [output[start : start + count] for start, count in zip(starts, counts, strict=False)]
+
+    def dense(self, row: int, query: torch.Tensor, length: int | None = None) -> torch.Tensor:
+        length = length or self.lengths[row]
+        group = query.shape[1] // self.kv_heads
+        keys, values = (
+            part[:length].double().repeat_interleave(group, 1) for part in (self.keys[row], self.values[row])
+        )
+        scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * self.head_dim**-0.5
+        visible = torch.arange(length)[None, :] <= torch.arange(length - len(query), length)[:, None]
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, values)
+
+    def alone(self, row: int) -> Pool:
+        """The same pool with one sequence."""
+        pool = copy.copy(self)
+        pool.tables, pool.lengths = self.tables[row, None], [self.lengths[row]]
+        return pool
+
+
+def random_queries(
+    counts: list[int], heads: int, head_dim: int, dtype: torch.dtype = torch.float32
+) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(count, heads, head_dim, generator=generator).to(dtype) for count in counts]

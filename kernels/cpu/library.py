@@ -15,7 +15,12 @@ import torch
 _FOLDER = Path(__file__).parent
 _INTERFACE = 1
 """`CITYBUS_INTERFACE` of `api.h`."""
-_FAILURES = {1: ValueError("the native library was given a step that makes no sense"), 2: MemoryError(), 3: OSError()}
+_FAILURES: dict[int, tuple[type[Exception], str]] = {
+    1: (ValueError, "the native library was given something that does not exist"),
+    2: (MemoryError, "no memory"),
+    3: (OSError, "no more threads can be started"),
+}
+"""`enum citybus_status`."""
 
 
 class InstructionSet(IntEnum):
@@ -182,4 +187,5 @@ def _candidates() -> Iterator[Path]:
 
 def _check(status: int) -> None:
     if status:
-        raise _FAILURES[status]
+        kind, message = _FAILURES[status]
+        raise kind(message)

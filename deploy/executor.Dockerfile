@@ -27,7 +27,11 @@ RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir /
 
 FROM python:3.11-slim AS executor
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp citybus \
-    && install -d -o citybus -g citybus /models
+    && install -d -o citybus -g citybus /models /kernels
+# Triton, which comes with torch for GPUs, compiles what launches its kernels.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN test -n "$TORCH_INDEX" \
+    || { apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; }
 COPY --from=dependencies /opt/citybus /opt/citybus
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     pip --python /opt/citybus/bin/python --no-cache-dir install --root-user-action=ignore --no-deps --force-reinstall \

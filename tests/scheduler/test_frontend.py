@@ -483,3 +483,22 @@ async def test_ended_answer_can_be_read_after_its_time_limit(start: Start) -> No
         now += 200.0
         responses = [each async for each in bus.stub.Attach(pb.AttachRequest(request_id="late"))]
     assert "".join(each.text for each in responses) == "hello"
+
+
+async def test_who_attaches_to_a_scheduler_that_has_let_go_is_told_to_try_again(start: Start) -> None:
+    async with start(b"h", None) as bus:
+        call = bus.stub.Generate(pb.GenerateRequest(text="hi", request_id="a"))
+        await call.read()
+        attach = pb.AttachRequest(request_id="b")
+        assert await code_of(bus.stub.Attach(attach)) == grpc.StatusCode.NOT_FOUND
+        bus.loop.model = None
+        bus.loop.sinks.pop(1).fail(Unavailable("the scheduler is being replaced: attach again"))
+        assert await code_of(call) == UNAVAILABLE
+        assert await code_of(bus.stub.Attach(pb.AttachRequest(request_id="a", next_index=1))) == UNAVAILABLE
+
+
+async def code_of(call: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return caught.value.code()

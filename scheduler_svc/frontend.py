@@ -101,8 +101,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             if ride is not None:
                 await self._follow(ride, ride.attach(0), context)
                 return
-            ride = await self._accept(request, call, arrival)
-            await self._follow(ride, ride.stream, context)
+            ride, stream = await self._accept(request, call, arrival)
+            await self._follow(ride, stream, context)
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:  # type: ignore[override]
         with self._counting_failures():
@@ -131,8 +131,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             ids = await self._encoder.encode(validate_prompt(request), model.vocab_size, model.max_model_len)
         return pb.CountTokensResponse(num_tokens=len(ids))
 
-    async def _accept(self, request: pb.GenerateRequest, call: GenerateCall, arrival: float) -> Ride:
-        """Take a request in; it is in the journal when this returns."""
+    async def _accept(
+        self, request: pb.GenerateRequest, call: GenerateCall, arrival: float
+    ) -> tuple[Ride, OutputStream]:
+        """Take a request in; it is in the journal when this returns. Another reader may have come by then."""
         with self._rides.reserve((call.tenant, call.request_id)):
             model = self._model()
             prompt = await self._encoder.encode(call.prompt, model.vocab_size, model.max_model_len)
@@ -141,17 +143,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             accepted = self._acceptance.accept(request, call, prompt, sequence_id=number, arrival=arrival)
             self._loop.submit(accepted.request, accepted.ride)
             self._rides.add(accepted.ride)
-        self._rides.board(accepted.ride)
+        ride, stream = accepted.ride, accepted.ride.stream
+        self._rides.board(ride)
         try:
             await self._journal.accept(number, accepted.record)
         except BaseException:
             self._loop.cancel(number)
             raise
-        return accepted.ride
+        return ride, stream
 
     async def _follow(self, ride: Ride, stream: OutputStream, context: Context) -> None:
         """Send an answer to a reader, until it ends or the reader goes."""
-        self._rides.board(ride)
+        if ride.stream is stream:
+            self._rides.board(ride)
         try:
             await context.send_initial_metadata(((REQUEST_ID_KEY, ride.key[1]),))
             async with asyncio.timeout(self._reading_time(ride)):

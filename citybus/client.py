@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self, Unpack
 from weakref import WeakSet
 
 import grpc
@@ -36,9 +36,6 @@ from citybus.reconnect import DEFAULT_RECONNECT, Reconnect
 from citybus.stream import Stream
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc as pb_grpc
-
-if TYPE_CHECKING:
-    pass
 
 _GOODBYE_S = 1.0
 """What telling the server that a request is cancelled may take."""

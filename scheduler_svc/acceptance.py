@@ -12,7 +12,7 @@ from citybus.v1 import generation_pb2 as pb
 from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo
 from scheduler_svc.core.request import Request
-from scheduler_svc.detokenizer import Detokenizer
+from scheduler_svc.detokenizer import LONGEST_CHARACTER, Detokenizer
 from scheduler_svc.journal_file import Entry
 from scheduler_svc.output_stream import OutputObserver, OutputStream
 from scheduler_svc.prompts import ChatPrompt, PromptEncoder
@@ -101,12 +101,13 @@ class Acceptance:
             deadline=arrival + min(limits) if limits else None,
             cache_salt=call.cache_salt,
         )
-        continued = () if record.stands_alone else prompt
+        continued = () if record.stands_alone else prompt[-LONGEST_CHARACTER:]  # rides outlive their prompts
+        stops = call.stop_texts
         hidden = request.stop_token_ids | (self._tokenizer.control_ids if call.skip_special_tokens else frozenset())
 
         def make(observer: OutputObserver, first_index: int) -> OutputStream:
             detokenizer = Detokenizer(self._tokenizer.token_bytes, continued, hidden)
-            return OutputStream(detokenizer, call.stop_texts, observer, first_index)
+            return OutputStream(detokenizer, stops, observer, first_index)
 
         meter = RequestMeter(self._metrics, self._clock, arrival, call.tenant, begun=begun)
         ride = Ride((call.tenant, call.request_id), sequence_id, record.digest, grace_s, request.deadline, make, meter)

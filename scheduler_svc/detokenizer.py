@@ -15,7 +15,9 @@ from collections.abc import Sequence
 
 from scheduler_svc.token_bytes import TokenBytes
 
-_LONGEST_CHARACTER = 4
+LONGEST_CHARACTER = 4
+"""In bytes: as many tokens of a prompt's end, at most, are looked at."""
+
 _CONTINUATION_MASK, _CONTINUATION = 0xC0, 0x80  # the bytes 0b10xxxxxx continue a character
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
@@ -32,7 +34,7 @@ class Detokenizer:
         self._token_bytes = token_bytes
         self._hidden = hidden
         self._decoder = _utf8("replace")
-        self._decoder.setstate((_cut_character(token_bytes.join(prompt[-_LONGEST_CHARACTER:])), 0))
+        self._decoder.setstate((_cut_character(token_bytes.join(prompt[-LONGEST_CHARACTER:])), 0))
         self._drop_space = token_bytes.drops_leading_space and not prompt
         self._started = False
 

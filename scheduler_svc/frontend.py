@@ -86,11 +86,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._attach_grace_s = attach_grace_s
         self._reading_grace_s = reading_grace_s
         self._clock = clock
-        self._has_recovered = False
 
     def recover(self, model: ExecutorInfo) -> list[Restored]:
         """The live requests of the journal, now that the model is known; those that ended can be read again."""
-        self._has_recovered = True
         found = [self._restore(entry, model) for entry in self._journal.take_entries()]
         return [each for each in found if each is not None]
 
@@ -104,8 +102,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             if ride is not None:
                 await self._follow(ride, ride.attach(0), context)
                 return
-            ride = await self._accept(request, call, arrival)
-            await self._follow(ride, ride.stream, context)
+            ride, stream = await self._accept(request, call, arrival)
+            await self._follow(ride, stream, context)
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:  # type: ignore[override]
         with self._counting_failures():
@@ -134,8 +132,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             ids = await self._encoder.encode(validate_prompt(request), model.vocab_size, model.max_model_len)
         return pb.CountTokensResponse(num_tokens=len(ids))
 
-    async def _accept(self, request: pb.GenerateRequest, call: GenerateCall, arrival: float) -> Ride:
-        """Take a request in; it is in the journal when this returns."""
+    async def _accept(
+        self, request: pb.GenerateRequest, call: GenerateCall, arrival: float
+    ) -> tuple[Ride, OutputStream]:
+        """Take a request in; it is in the journal when this returns. Another reader may have come by then."""
         with self._rides.reserve((call.tenant, call.request_id)):
             model = self._model()
             prompt = await self._encoder.encode(call.prompt, model.vocab_size, model.max_model_len)
@@ -144,17 +144,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             accepted = self._acceptance.accept(request, call, prompt, sequence_id=number, arrival=arrival)
             self._loop.submit(accepted.request, accepted.ride)
             self._rides.add(accepted.ride)
-        self._rides.board(accepted.ride)
+        ride, stream = accepted.ride, accepted.ride.stream
+        self._rides.board(ride)
         try:
             await self._journal.accept(number, accepted.record)
         except BaseException:
             self._loop.cancel(number)
             raise
-        return accepted.ride
+        return ride, stream
 
     async def _follow(self, ride: Ride, stream: OutputStream, context: Context) -> None:
         """Send an answer to a reader, until it ends or the reader goes."""
-        self._rides.board(ride)
+        if ride.stream is stream:
+            self._rides.board(ride)
         try:
             await context.send_initial_metadata(((REQUEST_ID_KEY, ride.key[1]),))
             async with asyncio.timeout(self._reading_time(ride)):
@@ -188,9 +190,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return Restored(accepted.request, entry.tokens, accepted.ride, stop, beginning)
 
     def _find(self, tenant: str, request_id: str) -> Ride:
-        if not self._has_recovered:
-            self._model()
-        return self._rides.find((tenant, request_id))
+        try:
+            return self._rides.find((tenant, request_id))
+        except NotFound:
+            self._model()  # without it, nothing is read yet of a predecessor, or a successor knows more
+            raise
 
     def _model(self) -> ExecutorInfo:
         model = self._loop.info()

@@ -103,9 +103,10 @@ class JournalFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # it holds prompts; its log follows
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
             self.tail = self._open()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise StartupError(f"the journal {path} cannot be read ({error}): {_REMEDY}") from error
 
     def read(self) -> list[Entry]:

@@ -68,7 +68,7 @@ class SchedulerLoop:
         self._ids = itertools.count(1)
         self._patience = Patience(settings.step_timeout, settings.executor_timeout)
         self._drive: Drive | None = None
-        self._draining = False
+        self._draining = self._ending = False
         self._idle = asyncio.Event()
         self._gone = False
 
@@ -117,7 +117,9 @@ class SchedulerLoop:
             self._wake()
 
     def refuse(self, refusing: bool) -> None:
-        """Refuse new requests, or take them again."""
+        """Refuse new requests, or take them again. Raises `Unavailable` where this process is to end."""
+        if self._ending:
+            raise Unavailable("this server is shutting down: start another one to take requests again")
         self._draining = refusing
         self._idle.clear()
 
@@ -127,7 +129,7 @@ class SchedulerLoop:
         Where that is cancelled, the rest is left to a successor that reads the journal; without one it ends with an
         error.
         """
-        self._draining = True
+        self._draining = self._ending = True
         self._wake()
         try:
             await self._idle.wait()
@@ -145,7 +147,7 @@ class SchedulerLoop:
         """
         if not self._journal.lasts:
             self._abandon(Abandoned("another scheduler takes over and does not know this request: send it again"))
-        self._gone = self._draining = True
+        self._gone = self._draining = self._ending = True
         self._core = self._info = None
         if self._drive is not None:
             self._drive.stop()

@@ -10,6 +10,8 @@ from pathlib import Path
 from scheduler_svc import policy_parameters
 from scheduler_svc.core.policy import Policy
 
+MAX_FILE_BYTES = 2**20
+
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
@@ -22,6 +24,11 @@ def policy_files(folder: Path) -> list[Path]:
     root = folder.resolve()
     found = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
     return [path for path in found if path.is_file() and path.resolve().is_relative_to(root)]
+
+
+def is_too_large(path: Path) -> bool:
+    """Whether a file has more bytes than a policy may. Raises OSError."""
+    return path.stat().st_size > MAX_FILE_BYTES
 
 
 def load(path: Path) -> list[type[Policy]]:
@@ -37,6 +44,8 @@ def load(path: Path) -> list[type[Policy]]:
     before = sys.modules.get(module_name)
     sys.modules[module_name] = module  # dataclasses look their module up
     try:
+        if is_too_large(path):
+            raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
         spec.loader.exec_module(module)
         found = [
             value

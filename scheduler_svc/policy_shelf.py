@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import os
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +19,15 @@ from common.errors import InvalidRequest, NotFound
 from scheduler_svc import policy_parameters
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.policies import BUILT_IN
-from scheduler_svc.policy_files import BadPolicyFile, check, load, policy_files
+from scheduler_svc.policy_files import BadPolicyFile, check, is_too_large, load, policy_files
 from scheduler_svc.policy_trial import PASSED
 
 ENTRY_POINTS = "citybus.policies"
 TRIAL_S = 20.0
 """Longest a file may take to load and be tried, in seconds."""
+
+_END_S = 5.0
+_TAIL_BYTES = 2**16
 
 log = structlog.get_logger()
 
@@ -120,29 +126,49 @@ class PolicyShelf:
 
 def _digests(folder: Path) -> dict[str, bytes]:
     """What tells the content of each policy file, by its name."""
-    return {path.name: hashlib.sha256(path.read_bytes()).digest() for path in policy_files(folder)}
+    return {path.name: _digest(path) for path in policy_files(folder)}
+
+
+def _digest(path: Path) -> bytes:
+    """Of a file that is not read, its trial says why."""
+    try:
+        return b"" if is_too_large(path) else hashlib.sha256(path.read_bytes()).digest()
+    except OSError:
+        return b""
 
 
 async def _try(path: Path) -> None:
     """Raises `BadPolicyFile` where the policies of a file fail their trial."""
     trial = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "scheduler_svc.policy_trial", str(path)),
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
+        process_group=0,
     )
     try:
         async with asyncio.timeout(TRIAL_S):
-            output, _ = await trial.communicate()
+            output = await _tail(trial)
     except TimeoutError:
         raise BadPolicyFile(f"it was not done with its trial within {TRIAL_S:g} s") from None
     finally:
-        if trial.returncode is None:
-            trial.kill()
-            await trial.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(trial.pid, signal.SIGKILL)  # and whatever it has started
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                await _tail(trial)
     last = output.decode(errors="replace").strip().splitlines()[-1:]
     if trial.returncode != 0 or last != [PASSED]:
         raise BadPolicyFile(last[0][:500] if last else f"its trial ended with status {trial.returncode}")
+
+
+async def _tail(trial: asyncio.subprocess.Process) -> bytes:
+    """The end of what a process writes, once it has ended. It does not count as ended while that is not read."""
+    tail = b""
+    while trial.stdout is not None and (chunk := await trial.stdout.read(_TAIL_BYTES)):
+        tail = (tail + chunk)[-_TAIL_BYTES:]
+    await trial.wait()
+    return tail
 
 
 def _installed() -> dict[str, Shelved]:

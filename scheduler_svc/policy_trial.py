@@ -1,12 +1,15 @@
 """Tries a policy before it may decide anything: a synthetic load on the real core, and an executor that only counts.
 
 `python -m scheduler_svc.policy_trial FILE` tries every policy of a file, in a process of its own, so that a file that
-loops or ends its process hurts nobody. It prints what is wrong, or `PASSED`, as its last line.
+loops or ends its process hurts nobody. It prints what is wrong, or `PASSED`, as its last line, and ends when its
+standard input does.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -115,8 +118,15 @@ def _load() -> list[Request]:
     ]
 
 
+def _end_with_the_parent() -> None:
+    """The other end of the standard input is held by the process that wants to know, and closes when that dies."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
 def main(path: str) -> int:
     """Try the policies of a file. Returns the exit status: 1 where one fails."""
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     time_limit = Alarm(DECISION_S)
     try:
         for policy in load(Path(path)):

@@ -116,7 +116,6 @@ class Ride:
             self.stream.fail(self.ending)
         elif self.ending is not None:
             self.stream.push(SequenceUpdate(self.sequence_id, len(self._tokens), (), self.ending))
-        self.has_reader = True
         return self.stream
 
     def _note(self, stop: TextStop | None) -> None:
@@ -143,9 +142,6 @@ class Rides:
         self._live: dict[Key, Ride | None] = {}
         self._ended: dict[Key, tuple[Ride, float]] = {}
         self._alarms: dict[Key, asyncio.TimerHandle] = {}
-
-    def __len__(self) -> int:
-        return len(self._live)
 
     @contextmanager
     def reserve(self, key: Key) -> Iterator[None]:

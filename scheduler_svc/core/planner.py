@@ -72,8 +72,7 @@ class Planner:
         draft.sealed.extend(self._blocks.give_back(sequence))
         draft.preempted.append(sequence)
         sequence.resident = False
-        sequence.waiting_since = now
-        sequence.num_preemptions += 1
+        sequence.note_preemption(now)
         self._roster.wait_again(sequence)
 
     def _schedule_decodes(self, decodes: list[Sequence], draft: PlanDraft) -> None:

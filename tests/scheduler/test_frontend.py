@@ -85,7 +85,8 @@ def start(tmp_path: Path) -> Start:
         loop = ScriptedLoop(script, ending)
         metrics, clock = SchedulerMetrics(registry), options.get("clock", time.monotonic)
         acceptance = Acceptance(encoder, files.eos_token_ids, metrics, options.pop("max_time_s", None), clock)
-        servicer = GenerationServicer(loop, encoder, acceptance, NoJournal(), metrics, **options)
+        journal = options.pop("journal", NoJournal())
+        servicer = GenerationServicer(loop, encoder, acceptance, journal, metrics, **options)
         server = grpc.aio.server(interceptors=[ErrorInterceptor()])
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -483,3 +484,49 @@ async def test_ended_answer_can_be_read_after_its_time_limit(start: Start) -> No
         now += 200.0
         responses = [each async for each in bus.stub.Attach(pb.AttachRequest(request_id="late"))]
     assert "".join(each.text for each in responses) == "hello"
+
+
+async def test_who_attaches_to_a_scheduler_that_has_let_go_is_told_to_try_again(start: Start) -> None:
+    async with start(b"h", None) as bus:
+        call = bus.stub.Generate(pb.GenerateRequest(text="hi", request_id="a"))
+        await call.read()
+        attach = pb.AttachRequest(request_id="b")
+        assert await code_of(bus.stub.Attach(attach)) == grpc.StatusCode.NOT_FOUND
+        bus.loop.model = None
+        bus.loop.sinks.pop(1).fail(Unavailable("the scheduler is being replaced: attach again"))
+        assert await code_of(call) == UNAVAILABLE
+        assert await code_of(bus.stub.Attach(pb.AttachRequest(request_id="a", next_index=1))) == UNAVAILABLE
+
+
+async def code_of(call: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return caught.value.code()
+
+
+class SlowJournal(NoJournal):
+    """Has a request written down when told so."""
+
+    def __init__(self) -> None:
+        self.writes = asyncio.Event()
+
+    async def accept(self, sequence_id: int, request: bytes) -> None:
+        await self.writes.wait()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_who_attaches_while_the_request_is_written_down_gets_the_whole_answer(start: Start, leaves: bool) -> None:
+    journal = SlowJournal()
+    async with start(b"h", None, journal=journal) as bus:
+        first = bus.stub.Generate(pb.GenerateRequest(text="hi", request_id="a", reconnect_grace_ms=300))
+        await until(lambda: 1 in bus.loop.sinks)
+        second = bus.stub.Attach(pb.AttachRequest(request_id="a"))
+        assert (await second.read()).text == "h"
+        if leaves:
+            second.cancel()
+            await asyncio.sleep(0.05)
+        journal.writes.set()
+        assert await code_of(first) == grpc.StatusCode.ABORTED
+        second.cancel()
+        await until(lambda: bus.loop.cancelled == [1])

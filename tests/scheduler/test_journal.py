@@ -101,6 +101,14 @@ async def accepted(journal: FileJournal, number: int) -> bool:
     return True
 
 
+async def test_only_its_user_may_read_it(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path / "journal")
+    await journal.accept(1, b"secret")
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(("journal", "journal-wal", "journal-shm", "journal.lock"), 0o600)
+    await journal.close()
+
+
 async def test_committed_before_accept_returns(tmp_path: Path) -> None:
     journal = await open_journal(tmp_path / "journal")
     await journal.accept(1, b"request")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest, NotFound
-from scheduler_svc import policy_parameters
+from scheduler_svc import policy_parameters, policy_shelf
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.policies import BUILT_IN
 from scheduler_svc.policy_shelf import PolicyShelf
@@ -143,6 +146,7 @@ BAD = {
     "nonsense": (PLAIN + "    def admission_order(self, waiting, step, now):\n        return [1]\n", "does not wait"),
     "state": (PLAIN + "    def export_state(self):\n        raise ValueError('x')\n", "export_state"),
     "loops": (PLAIN + "    def token_budget(self, step, now):\n        while True: pass\n", "did not end within"),
+    "large": ("#" * 2**20 + "\n", "larger than 1048576 bytes"),
     "slow": (PLAIN + "    def charge(self, charges, now):\n        sum(range(10**8))\n", "charge: "),
 }
 
@@ -168,3 +172,34 @@ async def test_a_link_that_leads_out_of_the_folder_is_not_followed(tmp_path: Pat
     outside.write_text(PLAIN)
     (folder / "mine.py").symlink_to(outside)
     assert (await PolicyShelf(folder).reload()).loaded == ()
+
+
+async def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> bytes:
+        raise PermissionError(f"{path} is not ours")
+
+    (tmp_path / "mine.py").write_bytes(b"\xff")  # no text: what the trial says of it
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    shelf = PolicyShelf(tmp_path)
+    assert list((await shelf.reload()).faults) == ["mine.py"]
+    assert shelf.is_current()
+
+
+async def test_a_file_that_prints_for_ever_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_shelf, "TRIAL_S", 1.0)
+    (tmp_path / "prints.py").write_text("while True: print('x' * 10**6)")
+    async with asyncio.timeout(30):
+        found = await PolicyShelf(tmp_path).reload()
+    assert found.faults == {"prints.py": "it was not done with its trial within 1 s"}
+
+
+def test_a_trial_ends_with_who_wants_to_know(tmp_path: Path) -> None:
+    (tmp_path / "loops.py").write_text("while True: pass")
+    command = [sys.executable, "-m", "scheduler_svc.policy_trial", str(tmp_path / "loops.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as trial:
+        assert trial.stdin is not None
+        trial.stdin.close()
+        try:
+            assert trial.wait(timeout=30) == 1
+        finally:
+            trial.kill()

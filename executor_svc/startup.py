@@ -47,7 +47,8 @@ def load_engine(settings: Config, metrics: ExecutorMetrics) -> Engine:
         block_size=settings.block_size,
         num_threads=num_threads,
     )
-    computes = "torch" if native is None else f"native {native.instruction_set.name.lower()}"
+    backend = kernels_for(device)
+    computes = backend.name if native is None else f"native {native.instruction_set.name.lower()}"
     log.info(
         "loading the model",
         model=str(settings.model),
@@ -55,7 +56,6 @@ def load_engine(settings: Config, metrics: ExecutorMetrics) -> Engine:
         dtype=_name(dtype),
         backend=computes,
     )
-    backend = kernels_for(device)
     model = load_model(spec, Checkpoint(settings.model, dtype, device), backend, native)
     seconds = time.perf_counter() - started
     log.info("model loaded", mib=round(model.weights_bytes / MIB), seconds=round(seconds, 2))

@@ -24,11 +24,12 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Every operation of a model, as the functions of the same names specify them.
+    """Every operation of a model, as the functions of the same names specify them; `name` says who computes.
 
     What `plan_attention` returns only the record's own `paged_attention` understands.
     """
 
+    name: str
     linear: Callable[[Tensor, Tensor], Tensor]
     rms_norm: Callable[..., tuple[Tensor, Tensor]]
     rotate_and_store: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -40,6 +41,7 @@ class Kernels:
 
 
 REFERENCE = Kernels(
+    name="torch",
     linear=linear,
     rms_norm=rms_norm,
     rotate_and_store=rotate_and_store,

@@ -14,6 +14,7 @@ from kernels.triton.rotate_and_store import rotate_and_store
 from kernels.triton.sample_tokens import sample_tokens
 
 TRITON = Kernels(
+    name="triton",
     linear=F.linear,  # the vendor's library
     rms_norm=rms_norm,
     gated_activation=gated_activation,

@@ -7,6 +7,7 @@ What was committed outlives a process that is killed. A power cut may take the l
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import zlib
 from array import array

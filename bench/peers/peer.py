@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -56,7 +59,13 @@ class Peer:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+            self._command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
         )
         try:
             self._heard()
@@ -71,7 +80,8 @@ class Peer:
         self._end()
 
     def _end(self) -> None:
-        self._process.terminate()
+        with contextlib.suppress(ProcessLookupError):  # a peer has processes of its own, which outlive it
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
         self._log.close()
 

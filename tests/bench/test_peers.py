@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from bench.peers.__main__ import rounds_of
 from bench.peers.peer import Peer, Speed
+from tests.harness import wait_until
 
 FAKE = """#!{python}
 import json, sys
@@ -43,6 +45,25 @@ def test_a_peer_answers_and_its_speed_is_its_own(tmp_path: Path) -> None:
     with Peer("any", tmp_path, fake_python(tmp_path, 'sum(asked["output_tokens"])'), tmp_path / "log") as peer:
         assert peer.answer([[1, 2], [3]], [4, 6]) == Speed(0.5, 10)
     assert Speed(0.5, 10).tokens_per_s == 20.0
+
+
+def test_the_processes_of_a_peer_end_with_it(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    python = fake_python(tmp_path, "1")
+    start = f"import subprocess; open({str(child)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))\n"
+    python.write_text(python.read_text().replace("import json, sys\n", "import json, sys\n" + start), encoding="utf-8")
+    with Peer("any", tmp_path, python, tmp_path / "log"):
+        pid = int(child.read_text())
+        os.kill(pid, 0)
+    wait_until(lambda: not alive(pid), "its child has ended", 10)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended and that nobody has asked for does not."""
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
 
 
 def test_a_peer_that_gives_too_few_tokens_does_not_count(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, re
             return
         try:
             await replace(lambda line: write(_NEWS + line))
-        except Failure as failure:
+        except (Failure, OSError) as failure:  # the latter: no process could be started
             write(_FAILED + str(failure))
         else:
             write(_DONE)

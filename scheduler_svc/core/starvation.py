@@ -25,6 +25,7 @@ class StarvationWatch:
         self._limit_s = limit_s
         self._passes: dict[int, int] = {}
         self._last_boarding: dict[str, float] = {}
+        self._sweep_above = 2 * _MAX_CHECKED
 
     def starved(self, waiting: ListOf[Sequence], boarded: ListOf[Sequence], now: float) -> Sequence | None:
         """Who starves, after `boarded` have boarded and left `waiting` (in order of arrival) behind."""
@@ -49,9 +50,9 @@ class StarvationWatch:
 
     def _note(self, boarded: ListOf[Sequence], now: float) -> None:
         self._last_boarding |= {sequence.tenant: now for sequence in boarded}
-        if len(self._last_boarding) > 2 * _MAX_CHECKED:
+        if len(self._last_boarding) > self._sweep_above:
             recent = {tenant: at for tenant, at in self._last_boarding.items() if now - at <= self._limit_s}
-            self._last_boarding = recent
+            self._last_boarding, self._sweep_above = recent, 2 * max(len(recent), _MAX_CHECKED)
 
 
 def _due(sequence: Sequence) -> float:

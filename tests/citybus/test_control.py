@@ -44,6 +44,15 @@ async def test_news_come_before_the_verdict(tmp_path: Path) -> None:
     assert said == []
 
 
+async def test_process_that_cannot_be_started_is_said(tmp_path: Path) -> None:
+    async def starve(tell: Say) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    async with controlled(tmp_path / "socket", starve, print):
+        with pytest.raises(Failure, match="Resource temporarily unavailable"):
+            await ask(tmp_path / "socket")
+
+
 async def test_server_that_ends_in_the_middle_is_no_success(tmp_path: Path) -> None:
     async def breaks(tell: Say) -> None:
         raise asyncio.CancelledError

@@ -199,7 +199,14 @@ def test_status_once(served: Served) -> None:
 
 def test_status_json(served: Served) -> None:
     reading = json.loads(run("status", "--json", "--interval", "0.05", "--admin-address", served.address).stdout)
-    assert reading["pool"] == {"block_size": 16, "free": 70, "cached": 10, "held": 20, "tokens_held": 312}
+    assert reading["pool"] == {
+        "block_size": 16,
+        "free": 70,
+        "cached": 10,
+        "held": 20,
+        "tokens_held": 312,
+        "reserved": 0,
+    }
     assert (reading["running"], reading["waiting"], reading["policy"]) == (3, 5, "fcfs")
     assert (reading["hit_rate"], reading["tokens_per_second"]) == (0.25, 50.0)
     assert reading["totals"]["generated_tokens"] == 100

@@ -157,7 +157,7 @@ def test_a_policy_of_ones_own_from_the_file_to_the_roll_back(counting: Path, tmp
 def test_a_dry_run_changes_nothing_and_says_what_would_differ(counting: Path, tmp_path: Path) -> None:
     with running_bus(counting, tmp_path, executor=ONE_SEAT) as bus, admin(bus) as stub:
         with queue(bus, ["heavy"] * 4 + ["light"]) as (sitting, streams):
-            run = stub.DryRunPolicy.future(pb.DryRunPolicyRequest(name="shortest_first", duration_ms=1500))
+            run = stub.DryRunPolicy.future(pb.DryRunPolicyRequest(name="shortest_first", duration_ms=5000))
             wait_until(lambda: _busy(stub), "the dry run has begun", 10)
             sitting.cancel()
             check_answers(streams)
@@ -206,7 +206,7 @@ def test_what_cannot_be_done_is_said_in_one_line(counting: Path, tmp_path: Path)
     with running_bus(counting, tmp_path) as bus:
         address = bus.scheduler.facts["admin_listen"]
         for arguments, message in (
-            (("set", "fcsf"), "NOT_FOUND: there is no policy 'fcsf'; there are: deadline,"),
+            (("set", "fcsf"), "NOT_FOUND: there is no policy 'fcsf'; there are: contiguous, deadline,"),
             (("set", "priority", "ageing_s=0"), "INVALID_ARGUMENT: policy priority: ageing_s must be more than 0"),
             (("set", "priority", "ageing_s"), "'ageing_s': expected PARAMETER=VALUE"),
             (("reload",), "INVALID_ARGUMENT: there is no policy folder"),

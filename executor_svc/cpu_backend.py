@@ -22,8 +22,9 @@ def native_model(
     """
     if choice == "torch":
         return None
-    library = load_library()
-    obstacle = _unsuitable(spec, dtype, device, block_size) or _unavailable(library)
+    obstacle = _unsuitable(spec, dtype, device, block_size)
+    library = None if obstacle else load_library()
+    obstacle = obstacle or _unavailable(library)
     if obstacle and choice == "native":
         raise StartupError(f"--cpu-backend native: {obstacle}")
     if obstacle or library is None:

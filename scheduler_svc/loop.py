@@ -26,7 +26,7 @@ from scheduler_svc.patience import Patience
 from scheduler_svc.reach import RETRY_S, Reached, reach
 from scheduler_svc.restored import Restored
 from scheduler_svc.step_metrics import StepMetrics
-from scheduler_svc.succession import resume, take_in
+from scheduler_svc.succession import hand_over_of, resume, take_in
 
 Recover = Callable[[ExecutorInfo], list[Restored]]
 """Gives the requests of the process before this one, once the model is known."""
@@ -212,8 +212,9 @@ class SchedulerLoop:
             take_in(core, restored, self._delivery, self._journal)
             resident = max((each.sequence_id for each in reached.held.sequences), default=0)
             self._ids = itertools.count(max(resident, self._journal.last_id) + 1)
-        found = resume(core, reached, restored, self._delivery)
-        if begins and found:
+        known = core.live()
+        resume(core, reached, restored, self._delivery)
+        if begins and (found := hand_over_of(core, reached, known)):
             self._on_hand_over(found)
         self._info, self._epoch = info, info.epoch
         self._drive = Drive(

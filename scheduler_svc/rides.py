@@ -173,7 +173,7 @@ class Rides:
 
     def find(self, key: Key) -> Ride:
         """The request with that key. Raises `NotFound`."""
-        ride = self._live.get(key) or self._ended.get(key, (None, 0.0))[0]
+        ride = self._known(key)
         if ride is None:
             raise NotFound("request_id: no request of this tenant with this id is live, or has ended lately")
         return ride
@@ -183,10 +183,13 @@ class Rides:
 
         One that was lost is not continued: it is to be computed anew.
         """
-        ride = self._live.get(key) or self._ended.get(key, (None, 0.0))[0]
+        ride = self._known(key)
         if ride is None or ride.digest != digest or ride.has_reader or ride.was_read_to_the_end or ride.is_lost:
             return None
         return ride if ride.grace_s > 0 else None
+
+    def _known(self, key: Key) -> Ride | None:
+        return self._live.get(key) or self._ended.get(key, (None, 0.0))[0]
 
     def board(self, ride: Ride) -> None:
         """A reader has come."""

@@ -12,7 +12,7 @@ from common.errors import InvalidRequest
 from common.metrics import SchedulerMetrics
 from scheduler_svc.core.request import NeverFits, unserved
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Status
+from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.delivery import Delivery
 from scheduler_svc.events import EventBus, HandOver
 from scheduler_svc.journal import Journal
@@ -34,9 +34,9 @@ def take_in(core: Scheduler, restored: list[Restored], delivery: Delivery, journ
             delivery.add(each.request.sequence_id, each.sink)
 
 
-def resume(core: Scheduler, reached: Reached, restored: list[Restored], delivery: Delivery) -> HandOver:
-    """Go on from what the executor holds; whose text had stopped already ends. Says what was taken over."""
-    now, known = time.monotonic(), core.live()
+def resume(core: Scheduler, reached: Reached, restored: list[Restored], delivery: Delivery) -> None:
+    """Go on from what the executor holds; whose text had stopped already ends."""
+    now = time.monotonic()
     delivery.publish(core, core.resume(reached.info, reached.session.term, reached.held, now))
     for each in restored:
         if each.stop is not None:
@@ -52,6 +52,10 @@ def resume(core: Scheduler, reached: Reached, restored: list[Restored], delivery
         waiting=state.waiting,
         cached_blocks=state.pool.cached,
     )
+
+
+def hand_over_of(core: Scheduler, reached: Reached, known: list[Sequence]) -> HandOver:
+    """What `resume` has made of the sequences that were `known` before it."""
     adopted = sum(sequence.resident for sequence in known)
     queued = [sequence for sequence in known if sequence.status is Status.WAITING]
     return HandOver(
@@ -59,7 +63,7 @@ def resume(core: Scheduler, reached: Reached, restored: list[Restored], delivery
         adopted_sequences=adopted,
         queued_sequences=len(queued),
         recomputed_tokens=sum(one.view.num_uncached_tokens for one in queued if one.num_output_tokens),
-        cached_blocks=state.pool.cached,
+        cached_blocks=core.snapshot().pool.cached,
         dropped_sequences=len(reached.held.sequences) - adopted,
     )
 

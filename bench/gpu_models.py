@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from common.metrics import ExecutorMetrics
 from common.step import NewSequence, Sampling, ScheduledSequence, StepPlan
+from executor_svc.constraints import Constraints
 from executor_svc.cuda_graphs import GraphedModel, capture_cuda
 from executor_svc.engine import Engine, EngineLimits
 from executor_svc.kv_pool import KvPool
@@ -97,7 +99,8 @@ def _engine(
     if device == "cuda":
         capture = capture_cuda(torch.cuda.graph_pool_handle())
         computes = GraphedModel(llama, pool, load.requests, limits.max_model_len, capture)
-    engine = Engine(name, computes, pool, TRITON, limits, ExecutorMetrics(CollectorRegistry()))
+    no_grammars = Constraints(Path(), spec.vocab_size, 1)
+    engine = Engine(name, computes, pool, TRITON, no_grammars, limits, ExecutorMetrics(CollectorRegistry()))
     _drive(engine, prompts, 2, first_step=1)  # compiles what is not compiled yet
     started = time.perf_counter()
     answers, prefill, executing, idle = _drive(engine, prompts, load.answer, first_step=4)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
+from citybus.forms import FORMS, set_form
 from citybus.v1 import generation_pb2 as pb
 
 
@@ -46,6 +47,17 @@ class RequestOptions(TypedDict, total=False):
     """Token ids that end the answer and give no text; at most 64."""
     ignore_eos: bool
     """Go on past the model's own end tokens. Default: False."""
+    json_schema: str | Mapping[str, object] | bool
+    """The answer is a JSON value that this schema describes: a dictionary, or the schema as JSON text. One such form an
+    answer at most; default: none."""
+    json_object: bool
+    """The answer is a JSON object, whichever."""
+    regex: str
+    """The whole answer matches this regular expression."""
+    choice: Sequence[str]
+    """The answer is one of these texts."""
+    grammar: str
+    """The answer is a text of this context-free grammar, in Lark's notation."""
     priority: int
     """Higher is served sooner under the "priority" policy; -1000 to 1000. Default: 0."""
     tenant: str
@@ -168,7 +180,7 @@ def _check_prompt(prompt: str | None, options: RequestOptions) -> None:
 
 def _set(request: pb.GenerateRequest, name: str, value: object) -> None:
     """Set one option; protobuf itself raises for a wrong type or range."""
-    if name == "stop" and isinstance(value, str):
+    if name in ("stop", "choice") and isinstance(value, str):
         raise TypeError("expected a list of texts, got a text")
     if name == "prompt":
         request.text = value  # type: ignore[assignment]
@@ -180,6 +192,8 @@ def _set(request: pb.GenerateRequest, name: str, value: object) -> None:
         request.sampling.MergeFrom(pb.SamplingParams(**{name: value}))  # type: ignore[arg-type]
     elif name in _STOPPING:
         request.stopping.MergeFrom(pb.StopParams(**{name: value}))  # type: ignore[arg-type]
+    elif name in FORMS:
+        set_form(request, name, value)
     elif name in RequestOptions.__annotations__:
         setattr(request, name, value)
     else:

@@ -6,6 +6,7 @@ messages of `protos/citybus/executor/v1` and back. Block id == page index everyw
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,12 +15,30 @@ HASH_BYTES = 16
 """Width of a block's content hash: 128 bits cannot be collided by chance, and the key keeps it from being forced."""
 
 
+class GrammarKind(enum.StrEnum):
+    """What the source of a `Grammar` is."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The texts an answer can be; `end_token_ids` are drawn where it is complete, and only there."""
+
+    kind: GrammarKind
+    source: str
+    end_token_ids: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the tokens of a sequence are drawn, every default resolved.
 
     `temperature` 0 is greedy; `top_p` 1, `top_k` 0 and `min_p` 0 are off. `seed` keys the counter-based random
-    numbers; the counter is the index of the generated token.
+    numbers; the counter is the index of the generated token. Tokens with which the answer could not become a text of
+    `grammar` are impossible.
     """
 
     temperature: float = 1.0
@@ -27,6 +46,7 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     seed: int = 0
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +123,18 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedSequence:
+    """A sequence whose answer cannot go on; `error` tells whoever asked for it why."""
+
+    sequence_id: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What one step gave: `sampled` in the order of the plan, new sequences first.
+
+    Those of `failed` are among them, with a token that means nothing; they stay resident until they leave.
 
     `error` says why the step failed: then nothing was sampled and its sequences are no longer resident.
     `execute_ns` and `idle_ns` are nanoseconds: spent on the step, and without work before it.
@@ -115,6 +145,7 @@ class StepResult:
     execute_ns: int = 0
     idle_ns: int = 0
     error: str | None = None
+    failed: tuple[FailedSequence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

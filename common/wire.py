@@ -9,6 +9,7 @@ from common.step import (
     HASH_BYTES,
     BlockCopy,
     ExecutorInfo,
+    FailedSequence,
     InvalidPlan,
     NewSequence,
     ResidentPage,
@@ -20,6 +21,7 @@ from common.step import (
     StepPlan,
     StepResult,
 )
+from common.wire_grammar import grammar_from_pb, grammar_to_pb
 
 
 def plan_to_pb(plan: StepPlan) -> pb.StepPlan:
@@ -78,6 +80,7 @@ def result_to_pb(result: StepResult) -> pb.StepResult:
         execute_ns=result.execute_ns,
         idle_ns=result.idle_ns,
         error=result.error or "",
+        failed=[pb.FailedSequence(id=row.sequence_id, error=row.error) for row in result.failed],
     )
 
 
@@ -91,6 +94,7 @@ def result_from_pb(message: pb.StepResult) -> StepResult:
         execute_ns=message.execute_ns,
         idle_ns=message.idle_ns,
         error=message.error or None,
+        failed=tuple(FailedSequence(row.id, row.error) for row in message.failed),
     )
 
 
@@ -182,11 +186,13 @@ def _sampling_to_pb(sampling: Sampling) -> pb.Sampling:
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         seed=sampling.seed,
+        grammar=grammar_to_pb(sampling.grammar) if sampling.grammar else None,
     )
 
 
 def _sampling_from_pb(message: pb.Sampling) -> Sampling:
-    return Sampling(message.temperature, message.top_p, message.top_k, message.min_p, message.seed)
+    grammar = grammar_from_pb(message.grammar) if message.HasField("grammar") else None
+    return Sampling(message.temperature, message.top_p, message.top_k, message.min_p, message.seed, grammar)
 
 
 def _new_sequence_to_pb(row: NewSequence) -> pb.NewSequence:

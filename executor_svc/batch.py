@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 
 from executor_svc.sequence import Row
@@ -80,6 +81,20 @@ def build_draws(rows: Sequence[Row], device: torch.device) -> Draws:
         seeds=column([_signed(sampling.seed) for sampling in samplings]),
         counters=column([row.sequence.num_generated for row in rows]),
     )
+
+
+def build_masks(rows: Sequence[Row], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Which of `rows` have a grammar, and what it allows them: as `kernels.allow_tokens` takes it; None where none has.
+
+    Waits for masks that are not computed yet. A row whose answer cannot go on has none.
+    """
+    constraints = [(index, row.sequence.constraint) for index, row in enumerate(rows)]
+    masks = [(index, constraint.mask()) for index, constraint in constraints if constraint is not None]
+    known = [(index, mask) for index, mask in masks if mask is not None]
+    if not known:
+        return None
+    stacked = torch.from_numpy(np.stack([mask for _, mask in known]).view(np.int32))
+    return to_device([index for index, _ in known], torch.int64, device), stacked.to(device)
 
 
 def _signed(number: int) -> int:

@@ -14,6 +14,7 @@ from common.metrics import ExecutorMetrics
 from common.step import (
     BlockCopy,
     ExecutorInfo,
+    FailedSequence,
     InvalidPlan,
     ResidentPage,
     SampledToken,
@@ -21,11 +22,13 @@ from common.step import (
     StepPlan,
     StepResult,
 )
-from executor_svc.batch import build_batch, build_draws, to_device
+from executor_svc.batch import build_batch, build_draws, build_masks, to_device
+from executor_svc.constraints import Constraints
 from executor_svc.kv_pool import KvPool
 from executor_svc.models.registry import Model
 from executor_svc.resident import ResidentTable
-from executor_svc.sequence import Row
+from executor_svc.sequence import HeldSequence, Row
+from kernels.allow_tokens import allow_tokens
 from kernels.backend import Kernels
 
 log = structlog.get_logger()
@@ -44,11 +47,19 @@ class Engine:
     """`common.step.StepExecutor` over a model and a pool. Every call is to come from one and the same thread."""
 
     def __init__(
-        self, name: str, model: Model, pool: KvPool, kernels: Kernels, limits: EngineLimits, metrics: ExecutorMetrics
+        self,
+        name: str,
+        model: Model,
+        pool: KvPool,
+        kernels: Kernels,
+        constraints: Constraints,
+        limits: EngineLimits,
+        metrics: ExecutorMetrics,
     ) -> None:
         self._model = model
         self._pool = pool
         self._kernels = kernels
+        self._constraints = constraints
         self._metrics = metrics
         self._info = ExecutorInfo(
             epoch=os.urandom(16),
@@ -89,19 +100,22 @@ class Engine:
         self._check_order(plan)
         rows = self._resident.apply(plan)
         self._last_step, self._session_has_begun = plan.step, True
+        self._constrain(rows[: len(plan.new_sequences)])
         sampled: tuple[SampledToken, ...] = ()
+        failed: tuple[FailedSequence, ...] = ()
         error = None
         try:
             tokens = self._compute(plan.copies, rows)
             self._resident.commit(rows, tokens, plan.sealed)
-            drawing = (row.sequence.sequence_id for row in rows if row.draws)
-            sampled = tuple(map(SampledToken, drawing, tokens))
+            drawing = [row.sequence for row in rows if row.draws]
+            sampled = tuple(SampledToken(one.sequence_id, token) for one, token in zip(drawing, tokens, strict=True))
+            failed = tuple(_advance(drawing, tokens))
         except Exception as failure:  # whatever it is, it must not end the process: others wait for their steps
             self._resident.drop(rows)
             error = type(failure).__name__  # its message could quote a request
             log.error("step failed", step=plan.step, error=error)
         self._idle_since = time.perf_counter_ns()
-        return StepResult(plan.step, sampled, self._idle_since - started, idle, error)
+        return StepResult(plan.step, sampled, self._idle_since - started, idle, error, failed)
 
     def resident(self, page_size: int) -> Iterator[ResidentPage]:
         """As `StepExecutor.resident`."""
@@ -115,6 +129,12 @@ class Engine:
         expected = self._last_step + 1
         if plan.step < expected or (self._session_has_begun and plan.step > expected):
             raise InvalidPlan(f"step {plan.step} cannot follow step {self._last_step}")
+
+    def _constrain(self, new: Sequence[Row]) -> None:
+        """Begin to follow the grammars of sequences that have just come."""
+        for sequence in (row.sequence for row in new):
+            if (grammar := sequence.sampling.grammar) is not None:
+                sequence.constraint = self._constraints.begin(grammar, sequence.tokens[sequence.num_prompt_tokens :])
 
     def _compute(self, copies: Sequence[BlockCopy], rows: list[Row]) -> list[int]:
         """The tokens drawn, in the order of the rows that draw."""
@@ -131,4 +151,13 @@ class Engine:
             drawing = [row for row in rows if row.draws]
             if not drawing:
                 return []
+            if (masks := build_masks(drawing, device)) is not None:
+                allow_tokens(logits, *masks)
             return self._kernels.sample_tokens(logits, build_draws(drawing, device)).tolist()
+
+
+def _advance(drawing: Sequence[HeldSequence], tokens: Sequence[int]) -> Iterator[FailedSequence]:
+    """Tell the constraints what was drawn; gives the sequences that cannot go on."""
+    for sequence, token in zip(drawing, tokens, strict=True):
+        if sequence.constraint is not None and (error := sequence.constraint.advance(token)) is not None:
+            yield FailedSequence(sequence.sequence_id, error)

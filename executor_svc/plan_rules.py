@@ -59,6 +59,10 @@ def _new_span(row: NewSequence, info: ExecutorInfo, resident: Resident, gone: Se
     _require(0 < row.num_prompt_tokens <= len(row.token_ids), f"{name}: num_prompt_tokens is out of range")
     _require(min(row.token_ids) >= 0, f"{name} has a negative token id")
     _require(max(row.token_ids) < info.vocab_size, f"{name} has a token outside the model's vocabulary")
+    if row.sampling.grammar is not None:
+        ends = row.sampling.grammar.end_token_ids
+        _require(max(ends, default=0) < info.vocab_size, f"{name} ends with a token outside the model's vocabulary")
+        _require(min(ends, default=0) >= 0, f"{name} ends with a negative token id")
     _require(row.num_computed_tokens >= 0, f"{name}: num_computed_tokens is negative")
     end = row.num_computed_tokens + row.num_tokens
     return _Span(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.step import ResidentSequence, Sampling
+from executor_svc.constraints import Constraint
 
 
 @dataclass(slots=True)
@@ -18,6 +19,8 @@ class HeldSequence:
     block_ids: list[int]
     sampling: Sampling
     num_reused_tokens: int
+    constraint: Constraint | None = None
+    """Where the answer stands in its grammar; none for one that has no grammar."""
 
     @property
     def num_generated(self) -> int:

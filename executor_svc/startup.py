@@ -11,8 +11,10 @@ import structlog
 import torch
 
 from common.errors import StartupError
+from common.matching import GrammarError
 from common.metrics import ExecutorMetrics
 from executor_svc.config import Config
+from executor_svc.constraints import Constraints
 from executor_svc.cpu_backend import native_model
 from executor_svc.cuda_graphs import GraphedModel, capture_cuda
 from executor_svc.engine import Engine, EngineLimits
@@ -26,6 +28,7 @@ from kernels.backend import kernels_for
 
 _MEMORY_SHARE = 0.25
 _CPU_MEMORY_LIMIT = 1024 * MIB
+_MAX_GRAMMAR_THREADS = 4
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 log = structlog.get_logger()
@@ -38,6 +41,7 @@ def load_engine(settings: Config, metrics: ExecutorMetrics) -> Engine:
     num_threads = settings.num_threads or available_cores()
     torch.set_num_threads(num_threads)
     spec = ModelSpec.read(settings.model)
+    constraints = Constraints(settings.model, spec.vocab_size, min(num_threads, _MAX_GRAMMAR_THREADS))
     dtype = _DTYPES.get(spec.dtype if settings.dtype == "auto" else settings.dtype, torch.float32)
     native = native_model(
         settings.cpu_backend,
@@ -70,7 +74,16 @@ def load_engine(settings: Config, metrics: ExecutorMetrics) -> Engine:
     limits = EngineLimits(_max_model_len(settings, spec), settings.max_sequences, settings.max_step_tokens)
     if device.type == "cuda":
         model = _graphed(model, pool, limits)
-    return Engine(settings.model.resolve().name, model, pool, backend, limits, metrics)
+    _check(constraints)
+    return Engine(settings.model.resolve().name, model, pool, backend, constraints, limits, metrics)
+
+
+def _check(constraints: Constraints) -> None:
+    """Say so where answers cannot be held to a form; everything else is served all the same."""
+    try:
+        constraints.wait_ready()
+    except GrammarError as error:
+        log.warning("structured output is not available", reason=str(error))
 
 
 def _graphed(model: Model, pool: KvPool, limits: EngineLimits) -> Model:

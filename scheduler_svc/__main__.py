@@ -31,6 +31,7 @@ from scheduler_svc.config import Config
 from scheduler_svc.core.guard import GuardedPolicy, PolicyChange
 from scheduler_svc.events import EventBus, ExecutorConnected, ExecutorLost, Preempted
 from scheduler_svc.executor_client import ExecutorClient, Fenced
+from scheduler_svc.form_check import FormCheck
 from scheduler_svc.frontend import GenerationServicer
 from scheduler_svc.journal import Journal, NoJournal, open_journal
 from scheduler_svc.loop import Recover, SchedulerLoop
@@ -56,9 +57,12 @@ async def serve(settings: Config) -> None:
     await _check(settings, shelf)
     client = ExecutorClient(settings.executor)
     journal = await open_journal(settings.journal) if settings.journal is not None else NoJournal()
+    forms = FormCheck(settings.model)
     try:
-        await _serve(settings, files.eos_token_ids, encoder, client, journal, shelf)
+        await _serve(settings, files.eos_token_ids, encoder, forms, client, journal, shelf)
     finally:
+        encoder.close()
+        await forms.close()
         await journal.close()
 
 
@@ -66,6 +70,7 @@ async def _serve(
     settings: Config,
     eos_token_ids: frozenset[int],
     encoder: PromptEncoder,
+    forms: FormCheck,
     client: ExecutorClient,
     journal: Journal,
     shelf: PolicyShelf,
@@ -95,6 +100,7 @@ async def _serve(
         generation = GenerationServicer(
             loop,
             encoder,
+            forms,
             Acceptance(encoder, eos_token_ids, metrics, settings.time_limit, time.monotonic),
             journal,
             metrics,
@@ -106,7 +112,6 @@ async def _serve(
         admin_pb2_grpc.add_AdminServiceServicer_to_server(_operating(loop, desk, events, server), admin.server)
         metrics_server = serve_metrics(registry, settings.metrics_listen)
         stack.callback(metrics_server.close)
-        stack.callback(encoder.close)
         port, admin_port = await server.start(), await admin.start()
         await admin.set_serving(True)
         structlog.get_logger().info(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from citybus.journal.v1 import journal_pb2 as journal_pb
 from citybus.v1 import generation_pb2 as pb
+from common.errors import InvalidRequest
 from common.metrics import SchedulerMetrics
-from common.step import ExecutorInfo
+from common.step import ExecutorInfo, Sampling
 from scheduler_svc.core.request import Request
 from scheduler_svc.detokenizer import LONGEST_CHARACTER, Detokenizer
 from scheduler_svc.journal_file import Entry
@@ -89,12 +90,13 @@ class Acceptance:
         begun: bool,
     ) -> Accepted:
         limits = [limit for limit in (call.time_limit_s, self._max_time_s) if limit is not None]
+        stop_token_ids = call.stop_token_ids | (frozenset() if call.ignore_eos else self._eos_token_ids)
         request = Request(
             sequence_id=sequence_id,
             prompt=prompt,
-            sampling=call.sampling,
+            sampling=_constrained(call, stop_token_ids),
             arrival=arrival,
-            stop_token_ids=call.stop_token_ids | (frozenset() if call.ignore_eos else self._eos_token_ids),
+            stop_token_ids=stop_token_ids,
             max_tokens=call.max_tokens,
             priority=call.priority,
             tenant=call.tenant,
@@ -112,6 +114,18 @@ class Acceptance:
         meter = RequestMeter(self._metrics, self._clock, arrival, call.tenant, begun=begun)
         ride = Ride((call.tenant, call.request_id), sequence_id, record.digest, grace_s, request.deadline, make, meter)
         return Accepted(request, ride, record.SerializeToString())
+
+
+def _constrained(call: GenerateCall, stop_token_ids: frozenset[int]) -> Sampling:
+    """How the tokens of `call` are drawn: a form ends with what ends the answer."""
+    if call.form is None:
+        return call.sampling
+    if not stop_token_ids:
+        raise InvalidRequest(
+            "structured_output needs a token that ends the answer where the form is complete: leave ignore_eos out, or"
+            " set stop_token_ids"
+        )
+    return replace(call.sampling, grammar=replace(call.form.grammar, end_token_ids=tuple(sorted(stop_token_ids))))
 
 
 def digest_of(message: pb.GenerateRequest) -> bytes:

@@ -21,6 +21,7 @@ from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo
 from scheduler_svc.acceptance import Acceptance, digest_of
 from scheduler_svc.core.request import Request, unserved
+from scheduler_svc.form_check import FormCheck
 from scheduler_svc.journal import Journal
 from scheduler_svc.journal_file import Entry
 from scheduler_svc.journal_records import beginning_from_json, outcome_from_json
@@ -68,6 +69,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self,
         loop: Loop,
         encoder: PromptEncoder,
+        forms: FormCheck,
         acceptance: Acceptance,
         journal: Journal,
         metrics: SchedulerMetrics,
@@ -79,6 +81,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         self._loop = loop
         self._encoder = encoder
+        self._forms = forms
         self._acceptance = acceptance
         self._journal = journal
         self._metrics = metrics
@@ -140,6 +143,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             model = self._model()
             prompt = await self._encoder.encode(call.prompt, model.vocab_size, model.max_model_len)
             check_room(len(prompt), model.max_model_len)
+            if call.form is not None:
+                await self._forms.check(call.form, model.vocab_size)
             number = self._loop.next_sequence_id()
             accepted = self._acceptance.accept(request, call, prompt, sequence_id=number, arrival=arrival)
             self._loop.submit(accepted.request, accepted.ride)

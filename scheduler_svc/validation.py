@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from citybus.v1 import generation_pb2 as pb
 from common.errors import InvalidRequest, NotFound
 from common.step import ExecutorInfo, Sampling
+from scheduler_svc.forms import Form, form_of
 from scheduler_svc.prompts import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
 
 MAX_MESSAGES = 4096
@@ -35,12 +36,14 @@ _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class GenerateCall:
     """A valid request, its prompt not yet encoded. Every default is resolved; `time_limit_s` None: no limit of its own.
 
-    `stop_token_ids` are the caller's own; the model's end tokens come on top unless `ignore_eos`.
+    `stop_token_ids` are the caller's own; the model's end tokens come on top unless `ignore_eos`. `form` is not tried
+    yet, and not part of `sampling`.
     """
 
     request_id: str
     prompt: Prompt
     sampling: Sampling
+    form: Form | None
     stop_texts: tuple[str, ...]
     stop_token_ids: frozenset[int]
     ignore_eos: bool
@@ -61,6 +64,7 @@ def validate_generate(request: pb.GenerateRequest, model: ExecutorInfo) -> Gener
         request_id=_request_id(request),
         prompt=validate_prompt(request),
         sampling=_sampling(request.sampling, model.vocab_size),
+        form=form_of(request),
         stop_texts=_stop_texts(stopping.stop),
         stop_token_ids=_stop_token_ids(stopping.stop_token_ids, model.vocab_size),
         ignore_eos=stopping.ignore_eos,

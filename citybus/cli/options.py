@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from citybus.connection import DEFAULT_ADDRESS
 from citybus.errors import CitybusError, Unreachable
@@ -42,12 +43,30 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
     add("--stop-token-id", dest="stop_token_ids", action="append", type=int, metavar="ID", help=_STOP_TOKEN_HELP)
     add("--ignore-eos", action="store_true", help="go on past the model's own end tokens (default: no)")
     add("--keep-special-tokens", dest="skip_special_tokens", action="store_false", help="show them (default: no)")
+    _add_forms(parser)
     add("--priority", type=int, metavar="N", help='-1000 to 1000, under the "priority" policy (default: 0)')
     add("--tenant", metavar="NAME", help='who is billed under fair-share policies (default: "")')
     add("--time-limit-ms", type=int, metavar="MS", help="most milliseconds in all (default: the server's limit)")
     add("--cache-salt", metavar="TEXT", help="share cached prefixes only under this salt (default: the common space)")
     add("--request-id", metavar="ID", help="name of the request (default: one that the server makes)")
     add("--model", metavar="NAME", help="name of the model (default: the served one)")
+
+
+def _add_forms(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("form of the answer, one at most", argument_default=argparse.SUPPRESS)
+    add = group.add_mutually_exclusive_group().add_argument
+    add("--json-schema", type=_content, metavar="FILE", help="JSON that the schema in FILE describes")
+    add("--json-object", action="store_true", help="a JSON object, whichever")
+    add("--regex", metavar="PATTERN", help="a text that matches PATTERN as a whole")
+    add("--choice", action="append", metavar="TEXT", help="one of several texts; to be repeated")
+    add("--grammar", type=_content, metavar="FILE", help="a text of the grammar in FILE, in Lark's notation")
+
+
+def _content(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read {path}: {error}") from error
 
 
 def request_options(args: argparse.Namespace) -> RequestOptions:

@@ -70,6 +70,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     RECONNECT_GRACE_MS_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of this request, chosen by the caller: 1 to 128 printable ASCII characters without spaces. Absent: the
     server makes one. While a request of this tenant with the same id is live, a second gets ALREADY_EXISTS.
@@ -110,6 +111,10 @@ class GenerateRequest(_message.Message):
     def stopping(self) -> Global___StopParams:
         """When generation ends."""
 
+    @_builtins.property
+    def structured_output(self) -> Global___StructuredOutput:
+        """What the answer's text has to be. Absent: anything."""
+
     def __init__(
         self,
         *,
@@ -126,10 +131,11 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.str | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
         reconnect_grace_ms: _builtins.int | None = ...,
+        structured_output: Global___StructuredOutput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_reconnect_grace_ms", b"_reconnect_grace_ms", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "cache_salt", b"cache_salt", "chat", b"chat", "prompt", b"prompt", "reconnect_grace_ms", b"reconnect_grace_ms", "request_id", b"request_id", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_reconnect_grace_ms", b"_reconnect_grace_ms", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "cache_salt", b"cache_salt", "chat", b"chat", "prompt", b"prompt", "reconnect_grace_ms", b"reconnect_grace_ms", "request_id", b"request_id", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "structured_output", b"structured_output", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_reconnect_grace_ms", b"_reconnect_grace_ms", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "priority", b"priority", "prompt", b"prompt", "reconnect_grace_ms", b"reconnect_grace_ms", "request_id", b"request_id", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "tenant", b"tenant", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_reconnect_grace_ms", b"_reconnect_grace_ms", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "priority", b"priority", "prompt", b"prompt", "reconnect_grace_ms", b"reconnect_grace_ms", "request_id", b"request_id", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "structured_output", b"structured_output", "tenant", b"tenant", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
@@ -157,6 +163,74 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class StructuredOutput(_message.Message):
+    """Holds an answer to a form: only tokens that keep to it are drawn, and an end token only where the form is complete.
+    An answer that is cut off (FINISH_REASON_LENGTH, a stop text) is a beginning of such a text.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """A JSON schema, as JSON text. Keywords that are not supported are refused, by name."""
+    regex: _builtins.str
+    """A regular expression that the whole answer matches."""
+    grammar: _builtins.str
+    """A context-free grammar in Lark's notation, an EBNF; it begins at the rule "start"."""
+    json_object: _builtins.bool
+    """Any JSON object; true where it is set."""
+    @_builtins.property
+    def choice(self) -> Global___Choice:
+        """One of several texts."""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        choice: Global___Choice | None = ...,
+        grammar: _builtins.str = ...,
+        json_object: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "form", b"form", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "form", b"form", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["json_schema", "regex", "choice", "grammar", "json_object"]  # noqa: Y015
+    _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_form) -> _WhichOneofReturnType_form | None: ...
+
+Global___StructuredOutput: _TypeAlias = StructuredOutput  # noqa: Y015
+
+@_typing.final
+class Choice(_message.Message):
+    """Texts to choose from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """1 to 1024 texts, each 1 to 4096 characters."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choice: _TypeAlias = Choice  # noqa: Y015
 
 @_typing.final
 class AttachRequest(_message.Message):

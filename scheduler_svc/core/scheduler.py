@@ -192,19 +192,19 @@ class Scheduler:
             return [self._end(sequence, FinishReason.ERROR, now, error=result.error) for sequence in failed]
         if [token.sequence_id for token in result.sampled] != [sequence.sequence_id for sequence in plan.drawing]:
             raise WrongResult(f"the result of step {result.step} has tokens of other sequences than its plan")
+        errors = {row.sequence_id: row.error for row in result.failed}
         return [
-            self._learn(sequence, token.token_id, now)
+            self._learn(sequence, token.token_id, now, errors.get(sequence.sequence_id))
             for sequence, token in zip(plan.drawing, result.sampled, strict=True)
             if sequence.status is not Status.ENDED
         ]
 
-    def _learn(self, sequence: Sequence, token: int, now: float) -> SequenceUpdate:
-        """A token that was pending is known now."""
-        sequence.num_pending -= 1
-        sequence.tokens.append(token)
+    def _learn(self, sequence: Sequence, token: int, now: float, error: str | None = None) -> SequenceUpdate:
+        """A token that was pending is known now; with an `error`, it means nothing and the sequence ends."""
+        if error is not None:
+            return self._end(sequence, FinishReason.ERROR, now, error=error)
+        sequence.learn(token, now)
         self.totals.generated_tokens += 1
-        if sequence.first_token_at is None:
-            sequence.first_token_at = now
         if token in sequence.request.stop_token_ids:
             return self._end(sequence, FinishReason.STOP, now, news=(token,), stop_token_id=token)
         if sequence.num_output_tokens >= sequence.max_output:

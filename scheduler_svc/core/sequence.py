@@ -164,6 +164,13 @@ class Sequence:
         if self.num_cached_tokens is None:
             self.num_cached_tokens = min(num_tokens, self.num_prompt_tokens - 1)
 
+    def learn(self, token: int, now: float) -> None:
+        """A token that was pending is known."""
+        self.num_pending -= 1
+        self.tokens.append(token)
+        if self.first_token_at is None:
+            self.first_token_at = now
+
     def note_preemption(self, now: float) -> None:
         """It has lost its blocks, and waits again."""
         self.waiting_since = now

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from common.metrics import ExecutorMetrics
 from common.step import Sampling
+from executor_svc.constraints import Constraints
 from executor_svc.engine import Engine, EngineLimits
 from executor_svc.kv_pool import KvPool
 from executor_svc.models.llama import Llama
@@ -31,7 +32,8 @@ def engine(folder: Path, kernels: Kernels) -> Engine:
     model = Llama(spec, Checkpoint(folder, torch.float32, cpu), kernels)
     pool = KvPool(spec, num_blocks=32, block_size=4, dtype=torch.float32, device=cpu)
     metrics = ExecutorMetrics(CollectorRegistry())
-    return Engine("tiny", model, pool, kernels, EngineLimits(64, 8, 64), metrics)
+    constraints = Constraints(folder, spec.vocab_size, 1)
+    return Engine("tiny", model, pool, kernels, constraints, EngineLimits(64, 8, 64), metrics)
 
 
 def test_prefill_chunks_and_decodes_draw_the_references_tokens(tmp_path: Path) -> None:

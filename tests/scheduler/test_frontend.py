@@ -21,6 +21,7 @@ from common.metrics import SchedulerMetrics
 from scheduler_svc.acceptance import Acceptance
 from scheduler_svc.chat_template import ChatTemplate
 from scheduler_svc.core.request import FinishReason
+from scheduler_svc.form_check import FormCheck
 from scheduler_svc.frontend import GenerationServicer
 from scheduler_svc.journal import NoJournal
 from scheduler_svc.model_files import read_model_files
@@ -86,7 +87,7 @@ def start(tmp_path: Path) -> Start:
         metrics, clock = SchedulerMetrics(registry), options.get("clock", time.monotonic)
         acceptance = Acceptance(encoder, files.eos_token_ids, metrics, options.pop("max_time_s", None), clock)
         journal = options.pop("journal", NoJournal())
-        servicer = GenerationServicer(loop, encoder, acceptance, journal, metrics, **options)
+        servicer = GenerationServicer(loop, encoder, FormCheck(tmp_path), acceptance, journal, metrics, **options)
         server = grpc.aio.server(interceptors=[ErrorInterceptor()])
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

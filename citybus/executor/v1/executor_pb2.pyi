@@ -366,6 +366,7 @@ class Sampling(_message.Message):
     TOP_K_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits; 0 is greedy."""
     top_p: _builtins.float
@@ -376,6 +377,10 @@ class Sampling(_message.Message):
     """Drop tokens less likely than this share of the likeliest; 0 is off."""
     seed: _builtins.int
     """Key of the counter-based random numbers; the counter is the index of the generated token."""
+    @_builtins.property
+    def grammar(self) -> Global___Grammar:
+        """What the answer has to be a text of. Absent: anything."""
+
     def __init__(
         self,
         *,
@@ -384,14 +389,53 @@ class Sampling(_message.Message):
         top_k: _builtins.int = ...,
         min_p: _builtins.float = ...,
         seed: _builtins.int = ...,
+        grammar: Global___Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class Grammar(_message.Message):
+    """The texts an answer can be. Its state at any token follows from the tokens before it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    LARK_FIELD_NUMBER: _builtins.int
+    END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """A JSON schema; the texts are the JSON values that it describes."""
+    regex: _builtins.str
+    """A regular expression that the whole answer matches."""
+    lark: _builtins.str
+    """A context-free grammar in Lark's notation."""
+    @_builtins.property
+    def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that may be drawn where the answer is complete, and only there."""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        lark: _builtins.str = ...,
+        end_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_token_ids", b"end_token_ids", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["json_schema", "regex", "lark"]  # noqa: Y015
+    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class StepResult(_message.Message):
@@ -405,6 +449,7 @@ class StepResult(_message.Message):
     EXECUTE_NS_FIELD_NUMBER: _builtins.int
     IDLE_NS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Number of the plan."""
     execute_ns: _builtins.int
@@ -421,6 +466,12 @@ class StepResult(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The token each drew; parallel to ids."""
 
+    @_builtins.property
+    def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedSequence]:
+        """Sequences of ids whose answer cannot go on; their token means nothing. They stay resident until they are told to
+        leave, and fail again whenever they draw.
+        """
+
     def __init__(
         self,
         *,
@@ -430,14 +481,41 @@ class StepResult(_message.Message):
         execute_ns: _builtins.int = ...,
         idle_ns: _builtins.int = ...,
         error: _builtins.str = ...,
+        failed: _abc.Iterable[Global___FailedSequence] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "execute_ns", b"execute_ns", "idle_ns", b"idle_ns", "ids", b"ids", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "execute_ns", b"execute_ns", "failed", b"failed", "idle_ns", b"idle_ns", "ids", b"ids", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepResult: _TypeAlias = StepResult  # noqa: Y015
+
+@_typing.final
+class FailedSequence(_message.Message):
+    """A sequence that has failed in a step in which others have not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Id of the sequence."""
+    error: _builtins.str
+    """Why, in words for whoever asked for the answer."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailedSequence: _TypeAlias = FailedSequence  # noqa: Y015
 
 @_typing.final
 class ReconcileRequest(_message.Message):

@@ -1,0 +1,92 @@
+"""How far answers have come in their grammars: which tokens may come next.
+
+A state is a function of the tokens of the answer, so it is made anew wherever a sequence enters. Compiling, catching up
+and masks are the work of threads, beside the forward pass: a mask is begun when the token before it is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from common.matching import GrammarError, check, compiled, token_table
+from common.step import Grammar
+
+Mask = NDArray[np.uint32]
+"""Which tokens are allowed, [ceil(vocab_size / 32)]: token t is bit t % 32 of word t // 32."""
+
+
+class Constraints:
+    """Makes the states for the model in `folder`, with `num_threads` threads for all of them."""
+
+    def __init__(self, folder: Path, vocab_size: int, num_threads: int) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, "grammar")
+        self._table = self._threads.submit(token_table, folder, vocab_size)
+
+    def wait_ready(self) -> None:
+        """Until the tokens are read. Raises `GrammarError` where this model can follow no grammar."""
+        self._table.result()
+
+    def begin(self, grammar: Grammar, answer: Sequence[int]) -> Constraint:
+        """The state after the tokens of `answer`. Nothing is waited for here."""
+        return Constraint(self._threads, self._table.result, grammar, answer)
+
+
+class Constraint:
+    """The state of one answer; called from one thread."""
+
+    def __init__(
+        self,
+        threads: ThreadPoolExecutor,
+        table: Callable[[], LLTokenizer],
+        grammar: Grammar,
+        answer: Sequence[int],
+    ) -> None:
+        self._threads = threads
+        self._grammar = grammar
+        self._matcher: LLMatcher
+        self._control_id: int
+        self._error: str | None = None
+        self._mask: Future[Mask] = threads.submit(self._catch_up, table, tuple(answer))
+
+    def mask(self) -> Mask | None:
+        """What may come next, once it is known; None where the answer cannot go on."""
+        if self._error is None:
+            try:
+                return self._mask.result()
+            except GrammarError as error:
+                self._error = str(error)
+        return None
+
+    def advance(self, token: int) -> str | None:
+        """The answer goes on with `token`. Returns why it cannot, from then on always the same."""
+        mask = self.mask()
+        if mask is not None and not mask[token // 32] >> token % 32 & 1:
+            self._error = "no token is left that both the form and the other parameters of the request allow"
+        if self._error is None and token not in self._grammar.end_token_ids:
+            self._mask = self._threads.submit(self._follow, (token,))
+        return self._error
+
+    def _catch_up(self, table: Callable[[], LLTokenizer], answer: tuple[int, ...]) -> Mask:
+        self._control_id = table().eos_token
+        self._matcher = compiled(table(), self._grammar)
+        return self._follow(answer)
+
+    def _follow(self, tokens: tuple[int, ...]) -> Mask:
+        """On a thread, one call after the other: what may come after `tokens`."""
+        ends = self._grammar.end_token_ids
+        ended = next((index for index, token in enumerate(tokens) if token in ends), None)
+        self._matcher.consume_tokens(list(tokens[:ended]))
+        mask = np.frombuffer(bytearray(self._matcher.compute_bitmask()), np.uint32)
+        check(self._matcher)
+        mask[self._control_id // 32] &= ~np.uint32(1 << self._control_id % 32)
+        for end in ends if self._matcher.is_accepting() else ():
+            mask[end // 32] |= np.uint32(1 << end % 32)
+        if not mask.any():
+            raise GrammarError("no token of this model can follow")
+        return mask

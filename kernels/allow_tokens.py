@@ -1,0 +1,16 @@
+"""Making tokens impossible by a bit mask."""
+
+from __future__ import annotations
+
+import torch
+
+
+def allow_tokens(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
+    """In place: the `logits` [R, vocab_size] of `rows` [M] become minus infinity where their mask has no bit.
+
+    `rows` are int64, each at most once. `masks` are int32 [M, ceil(vocab_size / 32)]; token t is bit t % 32, counted
+    from the lowest, of word t // 32. Other rows are not touched.
+    """
+    bits = torch.arange(32, dtype=torch.int32, device=masks.device)
+    allowed = ((masks.unsqueeze(-1) >> bits) & 1).flatten(1)[:, : logits.shape[1]].bool()
+    logits.index_copy_(0, rows, logits[rows].masked_fill_(~allowed, -torch.inf))

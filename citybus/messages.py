@@ -47,7 +47,7 @@ class RequestOptions(TypedDict, total=False):
     """Token ids that end the answer and give no text; at most 64."""
     ignore_eos: bool
     """Go on past the model's own end tokens. Default: False."""
-    json_schema: str | Mapping[str, object] | bool
+    json_schema: str | Mapping[str, object]
     """The answer is a JSON value that this schema describes: a dictionary, or the schema as JSON text. One such form an
     answer at most; default: none."""
     json_object: bool

@@ -1,6 +1,7 @@
 """Grammars over a model's tokens: what the scheduler tries at its door and what the executor follows are the same.
 
-Every limit is a count of work, not of time, so that a grammar is taken or refused wherever it is tried.
+The limits are counts of work, so that a grammar is taken or refused wherever it is tried. They do not bound time: what
+is tried or followed is timed besides.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ JSON_SPACE = r"[ \n\t]{0,16}"
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=250_000,
     step_lexer_fuel=100_000,
-    step_max_items=20_000,
+    step_max_items=50_000,
     max_lexer_states=20_000,
     max_grammar_size=50_000,
     verbose_errors=False,

@@ -6,6 +6,7 @@ and masks are the work of threads, beside the forward pass: a mask is begun when
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,11 @@ from common.step import Grammar
 
 Mask = NDArray[np.uint32]
 """Which tokens are allowed, [ceil(vocab_size / 32)]: token t is bit t % 32 of word t // 32."""
+
+_MAX_MASK_S = 0.25
+"""Processor time that a mask may take: all rows of a step wait for it."""
+
+_PATIENCE_S = 10.0
 
 
 class Constraints:
@@ -58,16 +64,16 @@ class Constraint:
         """What may come next, once it is known; None where the answer cannot go on."""
         if self._error is None:
             try:
-                return self._mask.result()
-            except GrammarError as error:
-                self._error = str(error)
+                return self._mask.result(_PATIENCE_S)
+            except (GrammarError, TimeoutError) as error:
+                self._error = f"the answer cannot be held to its form any more, which may be too complex: {error}"
         return None
 
     def advance(self, token: int) -> str | None:
         """The answer goes on with `token`. Returns why it cannot, from then on always the same."""
         mask = self.mask()
         if mask is not None and not mask[token // 32] >> token % 32 & 1:
-            self._error = "no token is left that both the form and the other parameters of the request allow"
+            self._error = "no token is left that both the form of the answer and the other parameters allow"
         if self._error is None and token not in self._grammar.end_token_ids:
             self._mask = self._threads.submit(self._follow, (token,))
         return self._error
@@ -82,8 +88,11 @@ class Constraint:
         ends = self._grammar.end_token_ids
         ended = next((index for index, token in enumerate(tokens) if token in ends), None)
         self._matcher.consume_tokens(list(tokens[:ended]))
+        started = time.thread_time()
         mask = np.frombuffer(bytearray(self._matcher.compute_bitmask()), np.uint32)
         check(self._matcher)
+        if time.thread_time() - started > _MAX_MASK_S:
+            raise GrammarError("a token of it takes too long")
         mask[self._control_id // 32] &= ~np.uint32(1 << self._control_id % 32)
         for end in ends if self._matcher.is_accepting() else ():
             mask[end // 32] |= np.uint32(1 << end % 32)

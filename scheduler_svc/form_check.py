@@ -21,7 +21,7 @@ _KNOWN_GOOD = 1024
 _ANSWER_S = 60.0
 """Most that an answer may take by the clock: the worker ends itself by its processor time, long before."""
 
-_TOO_SLOW = "it takes too long to compile: simplify it"
+_TOO_SLOW = "it takes too long to compile or to follow: simplify it"
 _TOO_LARGE = "it takes too much memory to compile: simplify it"
 _CAUSES = {-signal.SIGPROF: _TOO_SLOW, -signal.SIGABRT: _TOO_LARGE, -signal.SIGSEGV: _TOO_LARGE}
 

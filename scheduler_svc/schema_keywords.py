@@ -53,7 +53,9 @@ def check_schema(text: str) -> None:
         raise UnsupportedSchema(_too_deep()) from None
     except ValueError as error:
         raise UnsupportedSchema(f"it is not JSON: {error}") from error
-    pending = [(schema, "#", 0)]
+    if not isinstance(schema, dict):
+        _refuse("the whole schema must be an object", "#")
+    pending: list[tuple[Any, str, int]] = [(schema, "#", 0)]
     while pending:
         node, place, depth = pending.pop()
         if depth > MAX_DEPTH:

@@ -55,11 +55,16 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
 def _add_forms(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("form of the answer, one at most", argument_default=argparse.SUPPRESS)
     add = group.add_mutually_exclusive_group().add_argument
-    add("--json-schema", type=_content, metavar="FILE", help="JSON that the schema in FILE describes")
+    add(
+        "--json-schema",
+        type=_content,
+        metavar="FILE",
+        help="JSON that the schema in FILE describes (default: any text)",
+    )
     add("--json-object", action="store_true", help="a JSON object, whichever")
-    add("--regex", metavar="PATTERN", help="a text that matches PATTERN as a whole")
-    add("--choice", action="append", metavar="TEXT", help="one of several texts; to be repeated")
-    add("--grammar", type=_content, metavar="FILE", help="a text of the grammar in FILE, in Lark's notation")
+    add("--regex", metavar="PATTERN", help="a text that matches PATTERN as a whole (default: any text)")
+    add("--choice", action="append", metavar="TEXT", help="one of several texts, to be repeated (default: any text)")
+    add("--grammar", type=_content, metavar="FILE", help="a text of FILE's grammar, in Lark's notation (default: any)")
 
 
 def _content(path: str) -> str:

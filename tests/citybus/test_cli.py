@@ -86,6 +86,20 @@ def test_generate_passes_every_option(served: Served) -> None:
     assert (request.request_id, request.model, request.skip_special_tokens) == ("r", "tiny", False)
 
 
+def test_generate_asks_for_one_form(served: Served, tmp_path: Path) -> None:
+    schema, address = tmp_path / "schema.json", ("--address", served.address)
+    schema.write_text('{"type": "object"}', encoding="utf-8")
+    run("generate", "x", "--json-schema", str(schema), *address)
+    run("generate", "x", "--choice", "yes", "--choice", "no", *address)
+    run("generate", "x", "--json-object", *address)
+    asked = [request.structured_output for request in served.server.requests]
+    assert [form.WhichOneof("form") for form in asked] == ["json_schema", "choice", "json_object"]
+    assert (asked[0].json_schema, list(asked[1].choice.texts)) == ('{"type": "object"}', ["yes", "no"])
+    assert "not allowed with argument" in run("generate", "x", "--regex", "a", "--choice", "b", expect=2).stderr
+    missing = run("generate", "x", "--grammar", str(tmp_path / "none"), expect=2).stderr
+    assert f"cannot read {tmp_path / 'none'}" in missing
+
+
 def test_generate_json_gives_a_line_a_message(served: Served) -> None:
     lines = [
         json.loads(line) for line in run("generate", FRANCE, "--json", "--address", served.address).stdout.splitlines()

@@ -26,6 +26,7 @@ from citybus import (
     Unavailable,
     Unreachable,
 )
+from citybus.forms import FORMS
 from citybus.messages import RequestOptions, Timings, Usage, to_generate_request
 from citybus.v1 import generation_pb2 as pb
 from tests.citybus.conftest import Served
@@ -165,7 +166,31 @@ def test_every_option_reaches_the_request() -> None:
         skip_special_tokens=False,
     )
     prompts = {"messages", "token_ids"}
-    assert set(RequestOptions.__annotations__) == set(OPTIONS) | prompts
+    assert set(RequestOptions.__annotations__) == set(OPTIONS) | prompts | set(FORMS)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"json_schema": {"enum": [1, "é"]}}, pb.StructuredOutput(json_schema='{"enum": [1, "\\u00e9"]}')),
+        ({"json_schema": "not even JSON"}, pb.StructuredOutput(json_schema="not even JSON")),
+        ({"json_object": True}, pb.StructuredOutput(json_object=True)),
+        ({"regex": "a+"}, pb.StructuredOutput(regex="a+")),
+        ({"choice": ["a", "b"]}, pb.StructuredOutput(choice=pb.Choice(texts=["a", "b"]))),
+        ({"grammar": "start: /a/"}, pb.StructuredOutput(grammar="start: /a/")),
+    ],
+)
+def test_the_form_of_an_answer_reaches_the_request(options: RequestOptions, expected: pb.StructuredOutput) -> None:
+    assert to_generate_request("hello", options) == pb.GenerateRequest(text="hello", structured_output=expected)
+
+
+def test_an_answer_has_one_form() -> None:
+    with pytest.raises(ValueError, match="choice: an answer has one form: give one of json_schema, json_object"):
+        to_generate_request("hello", {"regex": "a", "choice": ["a"]})
+    with pytest.raises(TypeError, match="choice: expected a list of texts, got a text"):
+        to_generate_request("hello", {"choice": "ab"})
+    with pytest.raises(TypeError, match="regex"):
+        to_generate_request("hello", {"regex": 5})  # type: ignore[typeddict-item]
 
 
 def test_what_is_left_out_stays_absent() -> None:

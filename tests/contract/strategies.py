@@ -8,6 +8,9 @@ from common.step import (
     HASH_BYTES,
     BlockCopy,
     ExecutorInfo,
+    FailedSequence,
+    Grammar,
+    GrammarKind,
     NewSequence,
     ResidentPage,
     ResidentSequence,
@@ -29,7 +32,10 @@ def tuples_of(element: st.SearchStrategy[object], max_size: int = 5) -> st.Searc
     return st.lists(element, max_size=max_size).map(tuple)
 
 
-samplings = st.builds(Sampling, temperature=f32, top_p=f32, top_k=u32, min_p=f32, seed=u64)
+grammars = st.builds(Grammar, st.sampled_from(GrammarKind), st.text(), tuples_of(u32))
+samplings = st.builds(
+    Sampling, temperature=f32, top_p=f32, top_k=u32, min_p=f32, seed=u64, grammar=st.none() | grammars
+)
 seals = st.builds(SealedBlock, u32, hashes)
 plans = st.builds(
     StepPlan,
@@ -49,6 +55,7 @@ results = st.builds(
     execute_ns=u64,
     idle_ns=u64,
     error=st.none() | st.text(min_size=1),
+    failed=tuples_of(st.builds(FailedSequence, u64, st.text())),
 )
 infos = st.builds(ExecutorInfo, st.binary(min_size=16, max_size=16), st.text(), u32, u32, u32, u32, u32, u32)
 residents = st.builds(ResidentSequence, u64, tuples_of(u32), u32, u32, tuples_of(u32), samplings, u32)

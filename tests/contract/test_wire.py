@@ -177,3 +177,9 @@ async def test_F37_a_legal_plan_never_fails_by_its_size() -> None:
 def test_a_result_whose_columns_disagree_is_refused(message: pb.StepResult) -> None:
     with pytest.raises(InvalidPlan):
         wire.result_from_pb(message)
+
+
+def test_a_grammar_without_a_source_is_refused() -> None:
+    row = pb.NewSequence(id=1, sampling=pb.Sampling(grammar=pb.Grammar(end_token_ids=[1])))
+    with pytest.raises(InvalidPlan, match="a grammar has no source"):
+        wire.plan_from_pb(pb.StepPlan(new_sequences=[row]))

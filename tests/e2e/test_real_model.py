@@ -6,17 +6,20 @@ a file.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from bench.prompts import BUILT_IN
 from bench.same_tokens import answers_alone, answers_together, differences_from_transformers
+from citybus import Client, FinishReason
 from tests.e2e.plan_log import rows
-from tests.harness import ROOT, running_bus
+from tests.harness import ROOT, Bus, running_bus
 
 MAX_TOKENS = 12
 
@@ -30,6 +33,34 @@ def default_model() -> Path:
     return Path(added.stdout.strip())
 
 
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 16},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "city": {"enum": ["Oslo", "Paris", "Rome"]},
+    },
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+
+
+def _check_forms(bus: Bus) -> None:
+    """A vocabulary of 49,152 tokens, and a model that knows what it is asked for."""
+    asked = [{"role": "user", "content": "Describe Ann, who is 44 years old and lives in Paris, as JSON."}]
+    with Client(bus.address) as client:
+        for options in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}):
+            answer = client.complete(messages=asked, max_tokens=120, json_schema=PERSON, **options)  # type: ignore[arg-type]
+            assert answer.finish.reason is FinishReason.STOP
+            jsonschema.validate(json.loads(answer.text), PERSON)
+            if not options["temperature"]:
+                assert json.loads(answer.text)["city"] == "Paris"
+        capital = [{"role": "user", "content": "What is the capital of France?"}]
+        chosen = client.complete(messages=capital, temperature=0.0, choice=["Berlin", "Paris", "Rome"])  # type: ignore[arg-type]
+        assert chosen.text == "Paris"
+    bus.wait_idle()
+
+
 @pytest.mark.real_model
 @pytest.mark.timeout(900)
 async def test_64_prompts_at_once_are_answered_as_each_alone_and_as_by_transformers(
@@ -41,6 +72,7 @@ async def test_64_prompts_at_once_are_answered_as_each_alone_and_as_by_transform
         assert max(map(rows, bus.plans())) == len(BUILT_IN) == 64, "they were to run in one batch"
         assert await answers_alone(bus.address, BUILT_IN, MAX_TOKENS) == together
         bus.wait_idle()
+        _check_forms(bus)
     assert len(set(together)) > 48, "the prompts are to have different answers"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers' own

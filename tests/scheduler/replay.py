@@ -166,7 +166,8 @@ def _info(facts: Event) -> ExecutorInfo:
 
 
 def _request_text(request: Request) -> Event:
-    return {**dataclasses.asdict(request), "stop_token_ids": sorted(request.stop_token_ids)}
+    sampling = {name: value for name, value in dataclasses.asdict(request.sampling).items() if value is not None}
+    return {**dataclasses.asdict(request), "sampling": sampling, "stop_token_ids": sorted(request.stop_token_ids)}
 
 
 def _request(facts: Event) -> Request:

@@ -10,7 +10,8 @@ import pytest
 
 from citybus.v1 import generation_pb2 as pb
 from common.errors import InvalidRequest, NotFound
-from common.step import ExecutorInfo, Sampling
+from common.step import ExecutorInfo, Grammar, GrammarKind, Sampling
+from scheduler_svc.forms import Form
 from scheduler_svc.prompts import ChatPrompt, Message, TextPrompt, TokenPrompt
 from scheduler_svc.validation import GenerateCall, validate_generate, validate_prompt
 
@@ -51,6 +52,7 @@ def test_defaults() -> None:
         request_id="",
         prompt=TextPrompt("hi"),
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=0),
+        form=None,
         stop_texts=(),
         stop_token_ids=frozenset(),
         ignore_eos=False,
@@ -77,11 +79,13 @@ def test_every_field_arrives() -> None:
         cache_salt="",
         reconnect_grace_ms=2500,
         skip_special_tokens=False,
+        structured_output=pb.StructuredOutput(regex="a+"),
     )
     assert call == GenerateCall(
         request_id="a!~" * 42,
         prompt=TokenPrompt((1, 2)),
         sampling=Sampling(0.5, 0.25, 3, 0.125, 2**64 - 1),
+        form=Form("structured_output.regex", Grammar(GrammarKind.REGEX, "a+")),
         stop_texts=("x", "yé"),
         stop_token_ids=frozenset({3, 999}),
         ignore_eos=True,

@@ -127,6 +127,7 @@ class Driver:
         if result.error is not None:
             rows = [row.sequence_id for row in plan.new_sequences] + [row.sequence_id for row in plan.scheduled]
             self._end(rows, FinishReason.ERROR)
+        self._end([failed.sequence_id for failed in result.failed], FinishReason.ERROR)
         self._hear(self.scheduler.apply(result, self.now))
         if result.error is not None:
             self.reconnect()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.step import SampledToken, StepResult
+from common.step import FailedSequence, SampledToken, StepPlan, StepResult
 from scheduler_svc.core.request import FinishReason, WrongResult
 from tests.fakes import INFO
 from tests.scheduler.core.driver import SMALL, Driver, request
@@ -130,3 +130,23 @@ def test_a_result_with_other_sequences_is_refused(sampled: tuple[SampledToken, .
     assert plan is not None
     with pytest.raises(WrongResult):
         driver.scheduler.apply(StepResult(plan.step, sampled), 0.0)
+
+
+def test_one_that_fails_in_a_step_ends_alone_with_what_it_had() -> None:
+    """Also where the next plan, which has it still, is on its way; its neighbour draws on."""
+    driver = Driver(SMALL)
+    step, failed = driver.executor.step, (FailedSequence(1, "the form is not for this answer"),)
+
+    def fail(plan: StepPlan) -> StepResult:
+        result = step(plan)
+        sampled = {token.sequence_id for token in result.sampled}
+        return replace(result, failed=failed if plan.step >= 3 and 1 in sampled else ())
+
+    driver.executor.step = fail  # type: ignore[method-assign]
+    driver.add(request(1, [1, 2], max_tokens=9))
+    driver.add(request(2, [1, 3], max_tokens=9))
+    driver.drain()
+    assert driver.outcomes[1].reason is FinishReason.ERROR
+    assert driver.outcomes[1].error == "the form is not for this answer"
+    assert len(driver.tokens[1]) == driver.outcomes[1].num_output_tokens == 2
+    assert driver.outcomes[2].reason is FinishReason.LENGTH and len(driver.tokens[2]) == 9

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 
 def allow_tokens(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
-    """In place: the `logits` [R, vocab_size] of `rows` [M] become minus infinity where their mask has no bit.
+    """In place: the float32 `logits` [R, vocab_size] of `rows` [M] become minus infinity where their mask has no bit.
 
     `rows` are int64, each at most once. `masks` are int32 [M, ceil(vocab_size / 32)]; token t is bit t % 32, counted
     from the lowest, of word t // 32. Other rows are not touched.
     """
+    (allow_on_cpu if logits.device.type == "cpu" else allow_on_gpu)(logits, rows, masks)
+
+
+def allow_on_gpu(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
+    """As `allow_tokens`, on any device."""
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
     allowed = ((masks.unsqueeze(-1) >> bits) & 1).flatten(1)[:, : logits.shape[1]].bool()
     logits.index_copy_(0, rows, logits[rows].masked_fill_(~allowed, -torch.inf))
+
+
+def allow_on_cpu(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
+    """As `allow_tokens`, in one thread: torch shares such small work among several, which then wait for busy cores."""
+    numbers, packed = logits.numpy(), masks.numpy().view(np.uint8)
+    for index, row in enumerate(rows.tolist()):
+        allowed = np.unpackbits(packed[index], count=logits.shape[1], bitorder="little")
+        np.putmask(numbers[row], allowed == 0, -np.inf)

@@ -39,6 +39,7 @@ PURE = {
 IMPURE = "asyncio concurrent datetime logging multiprocessing os random secrets socket subprocess threading time uuid"
 THIRD_PARTY = {
     "kernels/*": "torch",
+    "kernels/allow_tokens.py": "numpy torch",
     "kernels/triton/*": "torch triton",
     "common/*": "google grpc grpc_health grpc_reflection prometheus_client structlog",
     "common/matching.py": "llguidance",

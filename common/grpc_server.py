@@ -43,7 +43,7 @@ class GrpcServer:
 
     `listen` is "host:port" (port 0: any free one); `services` are the full names of what it serves. A message of more
     than `max_message_bytes` is refused with RESOURCE_EXHAUSTED before it is parsed. `interceptors` come after the one
-    that turns errors into statuses.
+    that turns errors into statuses. `credentials` None: no TLS.
     """
 
     def __init__(
@@ -53,8 +53,10 @@ class GrpcServer:
         services: Sequence[str],
         max_message_bytes: int,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self.listen = listen
+        self._credentials = credentials
         self.server = grpc.aio.server(
             interceptors=[ErrorInterceptor(), *interceptors], options=_options(max_message_bytes)
         )
@@ -70,7 +72,10 @@ class GrpcServer:
         )
         address.check_free(self.listen)  # gRPC itself gives no reason
         try:
-            port = self.server.add_insecure_port(self.listen)
+            if self._credentials is None:
+                port = self.server.add_insecure_port(self.listen)
+            else:
+                port = self.server.add_secure_port(self.listen, self._credentials)
         except RuntimeError as error:
             raise StartupError(f"cannot listen on {self.listen}: {error}") from error
         await self.server.start()

@@ -77,6 +77,11 @@ class Acceptance:
         begun = bool(entry.tokens)
         return self._accepted(record, call, prompt, entry.sequence_id, arrival, grace_s, begun=begun)
 
+    def deadline_of(self, call: GenerateCall, arrival: float) -> float | None:
+        """When the time of a request is over, on the clock of `arrival`; None: never."""
+        limits = [limit for limit in (call.time_limit_s, self._max_time_s) if limit is not None]
+        return arrival + min(limits) if limits else None
+
     def _accepted(
         self,
         record: journal_pb.AcceptedRequest,
@@ -88,7 +93,6 @@ class Acceptance:
         *,
         begun: bool,
     ) -> Accepted:
-        limits = [limit for limit in (call.time_limit_s, self._max_time_s) if limit is not None]
         request = Request(
             sequence_id=sequence_id,
             prompt=prompt,
@@ -98,7 +102,7 @@ class Acceptance:
             max_tokens=call.max_tokens,
             priority=call.priority,
             tenant=call.tenant,
-            deadline=arrival + min(limits) if limits else None,
+            deadline=self.deadline_of(call, arrival),
             cache_salt=call.cache_salt,
         )
         continued = () if record.stands_alone else prompt[-LONGEST_CHARACTER:]  # rides outlive their prompts

@@ -1,0 +1,49 @@
+"""Requests whose prompt is being encoded: they are in no queue yet, and end all the same when they should."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from scheduler_svc.core.request import FinishReason
+from scheduler_svc.rides import Key
+
+T = TypeVar("T")
+
+
+class Unencoded(Exception):
+    """A request has ended, for `reason`, before its prompt was encoded."""
+
+    def __init__(self, reason: FinishReason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+class Encodings:
+    """The prompts that are being encoded, each by the key of its request."""
+
+    def __init__(self) -> None:
+        self._cancelled: dict[Key, asyncio.Event] = {}
+
+    async def run(self, key: Key, encoding: Coroutine[Any, Any, T], within_s: float | None) -> T:
+        """What `encoding` returns. Raises `Unencoded` where `cancel` or `within_s` seconds come before that."""
+        cancelled = self._cancelled[key] = asyncio.Event()
+        waiting = asyncio.create_task(cancelled.wait())
+        encoded = asyncio.create_task(encoding)
+        try:
+            await asyncio.wait((encoded, waiting), timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+            if encoded.done():
+                return encoded.result()
+            raise Unencoded(FinishReason.CANCELLED if cancelled.is_set() else FinishReason.DEADLINE)
+        finally:
+            del self._cancelled[key]
+            encoded.cancel()
+            waiting.cancel()
+
+    def cancel(self, key: Key) -> bool:
+        """End the request with that key; returns whether its prompt was being encoded."""
+        if key not in self._cancelled:
+            return False
+        self._cancelled[key].set()
+        return True

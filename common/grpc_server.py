@@ -8,7 +8,7 @@ import inspect
 import os
 import signal
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -150,7 +150,11 @@ def _parser(handler: Any) -> Callable[[Any], Any]:
         except DecodeError:
             raise InvalidRequest("what was sent is not a message of this method") from None
 
-    return (lambda raws: (parse(raw) async for raw in raws)) if handler.request_streaming else parse
+    async def parse_all(raws: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for raw in raws:  # not before it is asked for: gRPC warns of a stream that is begun and left
+            yield parse(raw)
+
+    return parse_all if handler.request_streaming else parse
 
 
 def _guard_call(

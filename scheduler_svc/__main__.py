@@ -92,7 +92,7 @@ async def _serve(
         generation = GenerationServicer(
             loop,
             encoder,
-            Acceptance(encoder, eos_token_ids, metrics, settings.time_limit, time.monotonic),
+            _acceptance(settings, encoder, eos_token_ids, metrics),
             journal,
             metrics,
             max_live_requests=settings.max_queued_requests,
@@ -119,6 +119,14 @@ async def _serve(
                 await _until_signal(server, loop, generation.recover, settings.drain_grace)
         finally:
             await admin.server.stop(0)
+
+
+def _acceptance(
+    settings: Config, encoder: PromptEncoder, eos_token_ids: frozenset[int], metrics: SchedulerMetrics
+) -> Acceptance:
+    """Where tenants are known by their keys, none learns from the cache what another one has asked."""
+    by_tenant = settings.keys_file is not None
+    return Acceptance(encoder, eos_token_ids, metrics, settings.time_limit, time.monotonic, cache_by_tenant=by_tenant)
 
 
 def _operating(loop: SchedulerLoop, desk: PolicyDesk, events: EventBus, server: GrpcServer) -> AdminServicer:

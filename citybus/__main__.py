@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"citybus {importlib.metadata.version('citybus')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(  # without abbreviations: --api-key would be one, and show a key in the process list
+        command = commands.add_parser(  # no abbreviations: --api-key would be one, and show a key in the process list
             name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
         )
         if arguments[:1] == [name]:  # the others' imports can wait

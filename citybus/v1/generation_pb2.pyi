@@ -81,7 +81,9 @@ class GenerateRequest(_message.Message):
     priority: _builtins.int
     """Higher is served sooner under the "priority" policy; -1000 to 1000. Default 0."""
     tenant: _builtins.str
-    """Who is billed under fair-share policies: at most 128 printable ASCII characters. Default ""."""
+    """Who is billed under fair-share policies, and whose limits count: at most 128 printable ASCII characters. Default:
+    whose the API key is, or "" where there are no keys. Another one than the key's gets PERMISSION_DENIED.
+    """
     time_limit_ms: _builtins.int
     """Most milliseconds from arrival to the last token, queueing included; 1 or more. Absent: the server's limit."""
     cache_salt: _builtins.str
@@ -160,7 +162,9 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class AttachRequest(_message.Message):
-    """Asks for the rest of an answer. Whoever knows tenant and id may ask: choose ids that cannot be guessed."""
+    """Asks for the rest of an answer. Whoever knows tenant and id may ask: choose ids that cannot be guessed. Where there
+    are API keys, only whoever has one of this tenant may.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -24,26 +24,22 @@ class Encodings:
     """The prompts that are being encoded, each by the key of its request."""
 
     def __init__(self) -> None:
-        self._cancelled: dict[Key, asyncio.Event] = {}
+        self._tasks: dict[Key, asyncio.Task[Any]] = {}
 
     async def run(self, key: Key, encoding: Coroutine[Any, Any, T], within_s: float | None) -> T:
         """What `encoding` returns. Raises `Unencoded` where `cancel` or `within_s` seconds come before that."""
-        cancelled = self._cancelled[key] = asyncio.Event()
-        waiting = asyncio.create_task(cancelled.wait())
-        encoded = asyncio.create_task(encoding)
+        encoded = self._tasks[key] = asyncio.create_task(encoding)
         try:
-            await asyncio.wait((encoded, waiting), timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-            if encoded.done():
-                return encoded.result()
-            raise Unencoded(FinishReason.CANCELLED if cancelled.is_set() else FinishReason.DEADLINE)
+            await asyncio.wait((encoded,), timeout=within_s)
+            if encoded.cancelled():
+                raise Unencoded(FinishReason.CANCELLED)
+            if not encoded.done():
+                raise Unencoded(FinishReason.DEADLINE)
+            return encoded.result()
         finally:
-            del self._cancelled[key]
+            del self._tasks[key]
             encoded.cancel()
-            waiting.cancel()
 
     def cancel(self, key: Key) -> bool:
         """End the request with that key; returns whether its prompt was being encoded."""
-        if key not in self._cancelled:
-            return False
-        self._cancelled[key].set()
-        return True
+        return key in self._tasks and self._tasks[key].cancel()

@@ -2,8 +2,8 @@
 
     python -m bench.peers --model FOLDER --peer vllm --peer openvino
 
-Ours and the peers are started, and measured in rounds on each of three workloads, in turned order, so that what drifts
-on the machine touches all. A round before them counts for nothing. Who is not measured is stopped (SIGSTOP), ours idles.
+Ours and the peers are started, and measured in rounds on each of three workloads, in turned order: what drifts
+on the machine touches all. A round before them counts for nothing. Who is not measured is stopped; ours idles.
 Peers run in process, without a wire; ours is measured by a client over gRPC, on the same cores. Each peer has an
 environment of its own, made when it is first needed. Progress on stderr, then a line of JSON for each comparison.
 """

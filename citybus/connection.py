@@ -13,6 +13,8 @@ from citybus.tls import Tls
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 API_KEY_VARIABLE = "CITYBUS_API_KEY"
 """Environment variable with the API key, where none is given. Never a flag: those show in the process list."""
+ADMIN_TOKEN_VARIABLE = "CITYBUS_ADMIN_TOKEN"  # its name, not its value
+"""The same for the token of operators."""
 REQUEST_ID_KEY = "citybus-request-id"
 """Initial metadata in which the server returns the id of an accepted request."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -31,7 +32,9 @@ def read_or_make_secret(path: Path, what: str) -> str:
             path.parent.mkdir(parents=True, exist_ok=True)
             with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(secrets.token_urlsafe(_TOKEN_BYTES) + "\n")
-            made.replace(path)  # so that nobody reads the half of it
+            with contextlib.suppress(FileExistsError):  # of two who make one, the first has
+                path.hardlink_to(made)  # so that nobody reads the half of it
+            made.unlink()
         except OSError as error:
             raise StartupError(f"{what} cannot be written to {path}: {error.strerror}") from error
     return read_secret(path, what)

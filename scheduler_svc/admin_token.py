@@ -6,22 +6,25 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.doorkeeper import TokenInterceptor
-from common.secret_file import read_secret
+from common.errors import StartupError
+from common.secret_file import read_or_make_secret
 
-TOKEN_VARIABLE = "CITYBUS_ADMIN_TOKEN"  # its name, not its value
-"""Environment variable with the token, where no file is given. Never a flag: those show in the process list."""
-
+_CLIENTS_VARIABLE = "CITYBUS_ADMIN_TOKEN"  # its name, not its value
 _REFUSAL = (
-    "the admin token is missing or wrong: send the metadata 'authorization: Bearer TOKEN' with the scheduler's"
-    f" (its {TOKEN_VARIABLE} or --admin-token-file; it has to have one where it listens beyond its own machine)"
+    "the admin token is missing or wrong: send the metadata 'authorization: Bearer TOKEN' with that of the scheduler's"
+    " --admin-token-file (it has to have one where it listens beyond its own machine)"
 )
 
 
 def read_token(path: Path | None, environ: Mapping[str, str]) -> str | None:
-    """The token; None where there is none. Raises `StartupError` where the file gives none."""
-    if path is None:
-        return environ.get(TOKEN_VARIABLE) or None
-    return read_secret(path, "the admin token")
+    """The token in the file, made where there is none; None without a file. Raises `StartupError`."""
+    if path is not None:
+        return read_or_make_secret(path, "the admin token")
+    if environ.get(_CLIENTS_VARIABLE):
+        raise StartupError(
+            f"{_CLIENTS_VARIABLE} is for operators' commands: set --admin-token-file for the scheduler, or unset it"
+        )
+    return None
 
 
 def admin_doorkeeper(token: str | None) -> TokenInterceptor:

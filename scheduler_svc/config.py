@@ -28,7 +28,7 @@ class Config:
     executor_cert: Path | None = option(None, "PEM file with the certificate to show to the executor")
     executor_key: Path | None = option(None, "PEM file with the key of executor_cert")
     admin_token_file: Path | None = option(
-        None, "file with the token that operators must send; none: the variable CITYBUS_ADMIN_TOKEN, if it is set"
+        None, "file with the token that operators must send, made where there is none; none is no token"
     )
     keys_file: Path | None = option(
         None, "file with the API keys of tenants, as 'citybus keys new' writes it; none: clients need no key"

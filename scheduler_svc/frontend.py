@@ -32,7 +32,7 @@ from scheduler_svc.quotas import Limits, Quotas
 from scheduler_svc.responses import response_of
 from scheduler_svc.restored import Restored
 from scheduler_svc.rides import Ride, Rides
-from scheduler_svc.validation import GenerateCall, check_model, validate_generate, validate_prompt
+from scheduler_svc.validation import GenerateCall, check_model, check_tenant, validate_generate, validate_prompt
 
 REQUEST_ID_KEY = "citybus-request-id"
 """Initial metadata that tells the id of an accepted request."""
@@ -137,10 +137,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return pb.ListModelsResponse(models=[served])
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
-        model = self._model()
+        model, tenant = self._model(), check_tenant(request.tenant)
         check_model(request.model, model)
-        with self._rides.reserve(("", uuid.uuid4().hex)):  # it too may bring many megabytes and wait for a thread
+        # It too may bring many megabytes and wait for a thread.
+        with self._rides.reserve(("", uuid.uuid4().hex)), self._quotas.seat(tenant) as seat:
             ids = await self._encoder.encode(validate_prompt(request), model.vocab_size, model.max_model_len)
+            seat.end()
         return pb.CountTokensResponse(num_tokens=len(ids))
 
     async def _accept(

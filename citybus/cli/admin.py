@@ -12,12 +12,12 @@ import grpc
 
 from citybus.admin.v1 import admin_pb2_grpc as pb_grpc
 from citybus.cli.tls import add_tls, tls_of
-from citybus.connection import Metadata, open_channel
+from citybus.connection import ADMIN_TOKEN_VARIABLE, Metadata, open_channel
 from citybus.errors import Insecure, Unreachable, from_rpc
 from citybus.failure import Failure
 
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
-TOKEN_VARIABLE = "CITYBUS_ADMIN_TOKEN"  # its name, not its value
+_TOKEN_FILE_VARIABLE = "CITYBUS_ADMIN_TOKEN_FILE"  # its name, not its value
 TIMEOUT_S = 30.0
 
 
@@ -39,7 +39,8 @@ def add_admin_options(parser: argparse.ArgumentParser) -> None:
         "--admin-token-file",
         metavar="FILE",
         type=Path,
-        help=f"file with the scheduler's admin token (default: the variable {TOKEN_VARIABLE}, or no token)",
+        default=os.environ.get(_TOKEN_FILE_VARIABLE) or None,
+        help=f"file with the scheduler's token (default: {_TOKEN_FILE_VARIABLE}, or the token {ADMIN_TOKEN_VARIABLE})",
     )
 
 
@@ -71,7 +72,7 @@ def admin_channel(args: argparse.Namespace) -> grpc.Channel:
 
 def _metadata(path: Path | None) -> Metadata:
     try:
-        token = path.read_text(encoding="utf-8").strip() if path else os.environ.get(TOKEN_VARIABLE, "")
+        token = path.read_text(encoding="utf-8").strip() if path else os.environ.get(ADMIN_TOKEN_VARIABLE, "")
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(f"the admin token cannot be read from {path}: {error}") from error
     return (("authorization", f"Bearer {token}"),) if token else ()

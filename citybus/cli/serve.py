@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import shutil
 import socket
 import sys
@@ -16,7 +17,7 @@ from citybus.cli.model import add_models_dir, store_of
 from citybus.cli.options import failures
 from citybus.cli.output import describe, write_answer
 from citybus.cli.tls import tls_of_environment
-from citybus.connection import API_KEY_VARIABLE, DEFAULT_ADDRESS
+from citybus.connection import ADMIN_TOKEN_VARIABLE, API_KEY_VARIABLE, DEFAULT_ADDRESS
 from citybus.errors import Unauthenticated
 from citybus.failure import Failure
 from citybus.messages import RequestOptions
@@ -31,7 +32,7 @@ NEXT_PROMPT = "What is gravity?"
 
 _PASSED_ON = {
     "executor": ("dtype", "kv_cache_memory", "num_threads", "max_sequences"),
-    "scheduler": ("policy", "policy_folder", "keys_file", "limits_file", "drain_grace"),
+    "scheduler": ("policy", "policy_folder", "admin_token_file", "keys_file", "limits_file", "drain_grace"),
 }
 _EXECUTOR_GRACE_S = 5.0  # it is told to end when the scheduler has ended, and nobody waits for it any more
 _MARGIN_S = 5.0
@@ -62,6 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--max-sequences", metavar="N", help="most sequences in a step (default: the executor's)")
     add("--policy", help="scheduling policy, as 'citybus policy list' names them (default: the scheduler's)")
     add("--policy-folder", metavar="FOLDER", help="folder with policies of your own (default: none)")
+    add("--admin-token-file", metavar="FILE", help="token of operators, made where there is none (default: none)")
     add("--keys-file", metavar="FILE", help="API keys of tenants, made by 'citybus keys new' (default: none is needed)")
     add("--limits-file", metavar="FILE", help="limits of tenants, as docs/security.md says (default: none)")
     add("--insecure-bind", action="store_true", help="listen beyond this machine without API keys")
@@ -89,6 +91,8 @@ _START_HELP = "how long each of them may take to become healthy, in seconds (def
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal."""
+    if os.environ.get(ADMIN_TOKEN_VARIABLE) and args.admin_token_file is None:
+        raise Failure(f"{ADMIN_TOKEN_VARIABLE} is for commands: name a file with --admin-token-file, or unset it")
     model = store_of(args).find(args.model)
     for flag, _, of in _ADDRESSES:
         _check_free(getattr(args, flag.removeprefix("--").replace("-", "_")), flag, of)

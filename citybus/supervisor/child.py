@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from citybus.async_client import AsyncClient
-from citybus.connection import API_KEY_VARIABLE
+from citybus.connection import ADMIN_TOKEN_VARIABLE, API_KEY_VARIABLE
 from citybus.errors import Unavailable
 from citybus.processes import child_command
 from citybus.supervisor.log_lines import LogLine, parse
@@ -20,6 +20,7 @@ Say = Callable[[str], None]
 """Tells the user a line."""
 
 _MAX_LINE_BYTES = 1 << 20
+_SECRETS_OF_CLIENTS = (ADMIN_TOKEN_VARIABLE, API_KEY_VARIABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,5 +146,5 @@ class Child:
 
 def _environment() -> dict[str, str]:
     """Ours, without what is the client's; gRPC's own lines are none of a service's."""
-    inherited = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    inherited = {name: value for name, value in os.environ.items() if name not in _SECRETS_OF_CLIENTS}
     return {"GRPC_VERBOSITY": "NONE"} | inherited

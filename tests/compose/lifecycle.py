@@ -296,7 +296,7 @@ def test_a_policy_is_put_into_the_folder_and_set(stack: Stack) -> None:
     assert stack.compose(*operate, "set", "youngest") == "youngest decides now; before: fcfs\n"
     assert "* youngest" in stack.compose(*operate, "list")
     assert_serves(stack)
-    stranger = ("exec", "-T", "--env=CITYBUS_ADMIN_TOKEN=", *operate[2:])
+    stranger = ("exec", "-T", "--env=CITYBUS_ADMIN_TOKEN_FILE=", *operate[2:])
     assert "the admin token is missing or wrong" in stack.compose(*stranger, "list", expect=1)
     assert stack.compose(*operate, "set", "fcfs") == "fcfs decides now; before: youngest\n"
 

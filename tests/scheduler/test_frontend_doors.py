@@ -129,6 +129,33 @@ async def test_limits_of_a_tenant_travel_with_a_retry_hint(start: Start) -> None
         assert [request.tenant for request in bus.loop.requests] == ["alice", "carol", "alice"]
 
 
+async def test_counting_tokens_takes_a_seat_while_it_lasts(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with start(limits_of=lambda tenant: Limits(max_requests=1), interceptors=[doorkeeper()]) as bus:
+        slow = Slow(bus, monkeypatch)
+        first = bus.stub.CountTokens(pb.CountTokensRequest(text="hi"), metadata=authorization(ALICE))
+        await slow.begun.wait()
+        again = bus.stub.CountTokens(pb.CountTokensRequest(text="hi", tenant="alice"), metadata=authorization(ALICE))
+        assert (await status(again))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        slow.go_on.set()
+        assert (await first).num_tokens == 3
+        for key in (ALICE, BOB):
+            counted = await bus.stub.CountTokens(pb.CountTokensRequest(text="hi"), metadata=authorization(key))
+            assert counted.num_tokens == 3
+        named = pb.CountTokensRequest(text="hi", tenant="alice")
+        refused = await status(bus.stub.CountTokens(named, metadata=authorization(BOB)))
+        assert refused[0] is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_name_that_no_tenant_can_have_is_not_counted_for(start: Start) -> None:
+    async with start() as bus:
+        for name in ("x" * 129, "a\nb"):
+            code, words = await status(bus.stub.CountTokens(pb.CountTokensRequest(text="hi", tenant=name)))
+            assert (code, words) == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "tenant must be at most 128 printable ASCII characters",
+            )
+
+
 class Slow:
     """Encodes when it is told to."""
 

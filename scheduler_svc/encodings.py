@@ -28,7 +28,8 @@ class Encodings:
 
     async def run(self, key: Key, encoding: Coroutine[Any, Any, T], within_s: float | None) -> T:
         """What `encoding` returns. Raises `Unencoded` where `cancel` or `within_s` seconds come before that."""
-        encoded = self._tasks[key] = asyncio.create_task(encoding)
+        encoded: asyncio.Task[T] = asyncio.create_task(encoding)
+        self._tasks[key] = encoded
         try:
             await asyncio.wait((encoded,), timeout=within_s)
             if encoded.cancelled():

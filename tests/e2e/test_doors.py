@@ -15,8 +15,9 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from citybus import Client, Exhausted, FinishReason, PermissionDenied, Tls, Unauthenticated
+from citybus import Client, Exhausted, FinishReason, InvalidRequest, PermissionDenied, Tls, Unauthenticated
 from citybus.connection import open_channel
 from citybus.errors import Insecure
 from citybus.executor.v1 import executor_pb2, executor_pb2_grpc
@@ -28,6 +29,9 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 LIMITS = """
 [tenant.narrow]
 max_requests = 1
+
+[tenant.four]
+max_requests = 4
 """
 
 
@@ -43,7 +47,7 @@ class Fortress:
         authority = Authority(self.folder, "good")
         self.ca, self.own = authority.ca, authority.issue("client", "client")
         self.keys_file = self.folder / "keys.jsonl"
-        for tenant in ("alice", "bob", "narrow"):
+        for tenant in ("alice", "bob", "narrow", "four"):
             self.add_key(tenant)
         self.admin_token = self.write("admin.token", secrets.token_urlsafe(16))
         limits = self.write("limits.toml", LIMITS)
@@ -91,6 +95,10 @@ class Fortress:
         client.wait_ready(START_S)
         return client
 
+    def live(self) -> int:
+        """Requests that run or wait."""
+        return sum(int(self.scheduler.metric(f"num_requests_{state}")) for state in ("running", "waiting"))
+
     def close(self) -> None:
         self.scheduler.kill()
         self.executor.kill()
@@ -133,6 +141,18 @@ def test_strangers_are_told_what_they_lack(fortress: Fortress) -> None:
             with pytest.raises(Unauthenticated, match="CITYBUS_API_KEY"):
                 client.complete("abc")
             client.wait_ready(10)  # health is open to whoever has a certificate
+
+
+def test_reflection_is_open_to_whoever_has_a_certificate(fortress: Fortress) -> None:
+    question = reflection_pb2.ServerReflectionRequest(list_services="")
+    for address, service in (
+        (fortress.scheduler.address, "citybus.v1.GenerationService"),
+        (fortress.executor.address, "citybus.executor.v1.ExecutorService"),
+    ):
+        with open_channel(address, tls=fortress.tls) as channel:
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            (answer,) = stub.ServerReflectionInfo(iter((question,)), timeout=10)
+        assert service in [each.name for each in answer.list_services_response.service]
 
 
 def test_the_executor_listens_to_its_scheduler_only(fortress: Fortress) -> None:
@@ -215,6 +235,33 @@ def test_limits_count_what_another_scheduler_has_accepted(fortress: Fortress) ->
         assert next(stream).token_ids, "it goes on"
         stream.cancel()
         wait_until(lambda: has_room(client), "its seat is free", 10)
+
+
+def test_every_end_of_a_request_gives_its_seat_back(fortress: Fortress) -> None:
+    with fortress.client("four") as client:
+        for _ in range(3):
+            ends = [
+                client.complete(token_ids=[7], stop=["*"], **GREEDY),
+                client.complete(token_ids=[7], stop_token_ids=[20], **GREEDY),
+                client.complete(token_ids=[7], max_tokens=3, **GREEDY),
+                client.complete(token_ids=[7], time_limit_ms=50, **GREEDY),
+            ]
+            reasons = [FinishReason.STOP, FinishReason.STOP, FinishReason.LENGTH, FinishReason.DEADLINE]
+            assert [end.finish.reason for end in ends] == reasons
+            with pytest.raises(InvalidRequest):
+                client.complete(token_ids=[7] * 20_000)  # more than the pool holds
+            with pytest.raises(InvalidRequest):
+                client.complete(token_ids=[999])
+            client.count_tokens("abc")
+        for _ in range(2):
+            streams = [client.generate(token_ids=[seat], **GREEDY) for seat in range(4)]
+            assert all(next(stream).token_ids for stream in streams)
+            with pytest.raises(Exhausted, match="the tenant has 4 requests, and may have 4 at once"):
+                client.complete(token_ids=[9], max_tokens=1)
+            for stream in streams:
+                stream.cancel()
+            wait_until(lambda: has_room(client), "a seat is free", 10)
+            wait_until(lambda: fortress.live() == 0, "all have ended", 10)
 
 
 def has_room(client: Client) -> bool:

@@ -26,7 +26,7 @@ class ApiKey:
     digest: bytes
 
 
-_NOBODY = ApiKey("", b"", b"")
+_NOBODY = ApiKey("", b"", bytes(hashlib.sha256().digest_size))
 
 
 class ApiKeys:

@@ -63,7 +63,7 @@ def _doorkeeper(settings: Config) -> list[grpc.aio.ServerInterceptor]:
     return [TokenInterceptor(token, f"/{SERVICE}/", REFUSAL)]
 
 
-def _check(settings: Config) -> None:
+def check_settings(settings: Config) -> None:
     """What can be said before the model is loaded. Raises `StartupError`."""
     guarded = settings.token_file is not None or settings.tls_client_ca is not None
     address.check_guarded(
@@ -84,7 +84,7 @@ def main() -> int:
             Config, sys.argv[1:], os.environ, prog="python -m executor_svc", env_prefix="CITYBUS_EXECUTOR"
         )
         log.configure("executor", settings.log_level)
-        _check(settings)
+        check_settings(settings)
         check_own_kernels()
         os.environ.setdefault("GOMP_SPINCOUNT", "0")
         from executor_svc.startup import load_engine  # only now: it imports kernels, and torch reads the line above

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -192,33 +192,6 @@ def test_keys_count_as_soon_as_they_are_written_and_no_longer_than_they_are(fort
         alice.complete("abc", max_tokens=1)
         fortress.keys_file.write_text("\n".join(lines) + "\n")
         carol.complete("abc", max_tokens=1)
-
-
-def test_F19_tenants_cannot_look_into_each_others_cache(fortress: Fortress) -> None:
-    """Tenants are those of the keys, whatever a request says; tenants and salts do not run into each other."""
-    for tenant in ("ab", "a"):
-        fortress.add_key(tenant)
-    prompt = [11 * place % 250 for place in range(1, 160)]
-    spaces: list[tuple[str, dict[str, str]]] = [
-        ("alice", {}),
-        ("bob", {}),
-        ("alice", {"cache_salt": ""}),
-        ("alice", {"cache_salt": '["bob", null]'}),
-        ("a", {"cache_salt": "bc"}),
-        ("ab", {"cache_salt": "c"}),
-        ("a", {}),
-    ]
-    with ExitStack() as stack:
-        clients = {tenant: stack.enter_context(fortress.client(tenant)) for tenant, _ in spaces}
-
-        def cached(tenant: str, options: dict[str, str]) -> int:
-            answer = clients[tenant].complete(token_ids=prompt, max_tokens=1, **GREEDY, **options)
-            return answer.finish.usage.cached_tokens
-
-        assert [cached(*space) for space in spaces] == [0] * len(spaces)
-        assert [cached(*space) for space in spaces] == [len(prompt) - 1] * len(spaces)
-        with pytest.raises(PermissionDenied):
-            clients["bob"].complete(token_ids=prompt, tenant="alice")
 
 
 def test_limits_count_what_another_scheduler_has_accepted(fortress: Fortress) -> None:

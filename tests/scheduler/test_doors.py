@@ -9,7 +9,7 @@ import pytest
 
 from citybus.keys import add_line, make_key
 from common.errors import StartupError
-from executor_svc.__main__ import _check as check_executor
+from executor_svc.__main__ import check_settings as check_executor
 from executor_svc.config import Config as ExecutorConfig
 from scheduler_svc.config import Config
 from scheduler_svc.doors import check_doors, executor_client, read_rules

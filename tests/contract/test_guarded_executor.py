@@ -22,6 +22,7 @@ from common.tls import TlsFiles, channel_credentials, server_credentials
 from executor_svc.__main__ import REFUSAL, SERVICE
 from executor_svc.server import ExecutorServicer
 from scheduler_svc.executor_client import ExecutorClient, Refused, SessionLost
+from scheduler_svc.reach import reach
 from tests.certificates import Authority
 from tests.fakes import INFO, FakeExecutor
 
@@ -99,6 +100,16 @@ async def test_a_stranger_does_not_end_the_open_session() -> None:
             assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
         await session.send(StepPlan(session.term, 1))
         assert (await session.receive()).step == 1
+
+
+async def test_a_scheduler_that_is_refused_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    turns = iter((True, True, False))
+    async with executor(token=TOKEN) as address, client(address) as scheduler:
+        assert await reach(scheduler, anew=True, epoch=None, may_go_on=lambda: next(turns)) is None
+    said = capsys.readouterr().out
+    assert said.count("waiting for the executor") == 1
+    assert "error" in said
+    assert "--executor-token-file" in said
 
 
 async def test_health_is_open() -> None:

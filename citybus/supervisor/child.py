@@ -72,7 +72,7 @@ class Child:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             limit=_MAX_LINE_BYTES,
-            env=_environment(),
+            env=child_environment(),
             process_group=0,
         )
         self._life = asyncio.create_task(self._live(self._process))
@@ -144,7 +144,7 @@ class Child:
             self._say(f"{self.service.name}: {line.text}")
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Ours, without what is the client's; gRPC's own lines are none of a service's."""
     inherited = {name: value for name, value in os.environ.items() if name not in _SECRETS_OF_CLIENTS}
     return {"GRPC_VERBOSITY": "NONE"} | inherited

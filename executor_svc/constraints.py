@@ -26,6 +26,8 @@ _MAX_MASK_S = 0.25
 
 _PATIENCE_S = 10.0
 
+_STUCK = "the answer cannot be held to its form any more, which may be too complex: {}"
+
 
 class Constraints:
     """Makes the states for the model in `folder`, with `num_threads` threads for all of them."""
@@ -65,8 +67,10 @@ class Constraint:
         if self._error is None:
             try:
                 return self._mask.result(_PATIENCE_S)
-            except (GrammarError, TimeoutError) as error:
-                self._error = f"the answer cannot be held to its form any more, which may be too complex: {error}"
+            except TimeoutError:
+                self._error = _STUCK.format(f"its next token is not known after {_PATIENCE_S:g} s")
+            except GrammarError as error:
+                self._error = _STUCK.format(error)
         return None
 
     def advance(self, token: int) -> str | None:

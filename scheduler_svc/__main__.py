@@ -32,6 +32,7 @@ from scheduler_svc.core.guard import GuardedPolicy, PolicyChange
 from scheduler_svc.events import EventBus, ExecutorConnected, ExecutorLost, Preempted
 from scheduler_svc.executor_client import ExecutorClient, Fenced
 from scheduler_svc.frontend import GenerationServicer
+from scheduler_svc.garbage import collect_seldom
 from scheduler_svc.journal import Journal, NoJournal, open_journal
 from scheduler_svc.loop import Recover, SchedulerLoop
 from scheduler_svc.model_files import read_model_files
@@ -109,6 +110,7 @@ async def _serve(
         stack.callback(encoder.close)
         port, admin_port = await server.start(), await admin.start()
         await admin.set_serving(True)
+        collect_seldom()
         structlog.get_logger().info(
             "serving",
             listen=address.with_port(settings.listen, port),

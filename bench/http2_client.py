@@ -16,7 +16,8 @@ _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 
 _END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
 _HEADER_TABLE_SIZE, _INITIAL_WINDOW_SIZE = 1, 4
 _LARGEST_WINDOW, _FIRST_WINDOW = 2**31 - 1, 65_535
-_FRAME_HEADER, _MESSAGE_HEADER = 9, 5
+_FRAME, _MESSAGE = struct.Struct(">BHBBI"), struct.Struct(">BI")
+"""Before a frame: length (in two parts), kind, flags, stream. Before a gRPC message: compressed or not, length."""
 
 OnMessage = Callable[[bytes], None]
 
@@ -29,7 +30,7 @@ class Http2Client(asyncio.Protocol):
 
     def __init__(self, authority: str) -> None:
         self._authority = authority
-        self._received = bytearray()
+        self._rest = b""
         self._ids = itertools.count(1, 2)
         self._calls: dict[int, OnMessage] = {}
         self._parts: dict[int, bytes] = {}
@@ -50,7 +51,7 @@ class Http2Client(asyncio.Protocol):
         headers = {":method": "POST", ":scheme": "http", ":path": path, ":authority": self._authority}
         headers |= {"te": "trailers", "content-type": "application/grpc"}
         block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
-        message = struct.pack(">BI", 0, len(request)) + request
+        message = _MESSAGE.pack(0, len(request)) + request
         self._transport.write(
             _frame(_HEADERS, _END_HEADERS, stream, block) + _frame(_DATA, _END_STREAM, stream, message)
         )
@@ -63,18 +64,17 @@ class Http2Client(asyncio.Protocol):
         self.broken += len(self._calls)
 
     def data_received(self, data: bytes) -> None:
-        received = self._received
-        received += data
+        data = self._rest + data
         at = 0
-        while len(received) - at >= _FRAME_HEADER:
-            length = int.from_bytes(received[at : at + 3], "big")
-            after = at + _FRAME_HEADER + length
-            if len(received) < after:
+        while len(data) - at >= _FRAME.size:
+            high, low, kind, flags, stream = _FRAME.unpack_from(data, at)
+            start = at + _FRAME.size
+            after = start + (high << 16 | low)
+            if len(data) < after:
                 break
-            stream = int.from_bytes(received[at + 5 : at + _FRAME_HEADER], "big")
-            self._take(received[at + 3], received[at + 4], stream, bytes(received[at + _FRAME_HEADER : after]))
+            self._take(kind, flags, stream, data[start:after])
             at = after
-        del received[:at]
+        self._rest = data[at:]
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == _DATA:
@@ -91,11 +91,12 @@ class Http2Client(asyncio.Protocol):
         """Messages, the last of which may go on in the next frame."""
         payload = self._parts.pop(stream, b"") + payload
         at = 0
-        while len(payload) - at >= _MESSAGE_HEADER:
-            after = at + _MESSAGE_HEADER + int.from_bytes(payload[at + 1 : at + _MESSAGE_HEADER], "big")
+        while len(payload) - at >= _MESSAGE.size:
+            start = at + _MESSAGE.size
+            after = start + _MESSAGE.unpack_from(payload, at)[1]
             if len(payload) < after:
                 break
-            self._calls[stream](payload[at + _MESSAGE_HEADER : after])
+            self._calls[stream](payload[start:after])
             at = after
         if at < len(payload):
             self._parts[stream] = payload[at:]
@@ -109,7 +110,7 @@ async def connect(address: str) -> Http2Client:
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3, "big") + struct.pack(">BBI", kind, flags, stream) + payload
+    return _FRAME.pack(len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream) + payload
 
 
 def _text(text: str) -> bytes:

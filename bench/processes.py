@@ -12,14 +12,16 @@ from pathlib import Path
 
 from citybus.processes import child_command
 
+ROOT = Path(__file__).resolve().parents[1]
 START_S = 120.0
 """The longest a service may take to start."""
 
 
 @asynccontextmanager
 async def running(*command: str) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """A Python module with its arguments, as a process."""
-    process = subprocess.Popen(child_command(command))
+    """A Python module with its arguments, as a process: a service, or a module of this folder."""
+    search = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(child_command(command), env=os.environ | {"PYTHONPATH": search})
     try:
         yield process
     finally:

@@ -27,9 +27,49 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.policies import BUILT_IN
 from scheduler_svc.policy_trial import CountingExecutor
 
-BLOCK_SIZE = INFO.block_size
 WINDOW = 2
+WARM_UP = 8
 STEP_S = 0.02
+
+
+class Bus:
+    """`running` sequences under `policy`, all of them decoding; prompts of 64 to 191 tokens, of 27 tenants."""
+
+    def __init__(self, policy: str, running: int, steps: int) -> None:
+        blocks_each = -(-(192 + steps + running + WARM_UP) // INFO.block_size) + 1
+        info = replace(INFO, num_blocks=running * blocks_each, max_sequences=running, max_step_tokens=running + 2048)
+        guarded = GuardedPolicy(BUILT_IN[policy](), time_limit=Alarm(1.0))
+        self.sent = b""
+        self._core = Scheduler(info, guarded, term=1, window=WINDOW)
+        self._executor = CountingExecutor()
+        self._plans: deque[StepPlan] = deque()
+        self._now = 0.0
+        for key in range(running):
+            self._core.add(request(key, 0.0, 64 + key % 128, info.max_model_len, tenant=f"t{key % 27}"))
+        while self._core.snapshot().waiting:
+            self.step()
+        for _ in range(WARM_UP):
+            self.step()
+
+    def step(self, costs: Costs | None = None) -> None:
+        """Fill the window, and take one result in."""
+        costs = costs or Costs()
+        while self._core.num_in_flight < WINDOW:
+            costs.plan_s.append(_timed(self.plan))
+            costs.plan_bytes.append(len(self.sent))
+        result = wire.result_to_pb(self._executor.step(self._plans.popleft())).SerializeToString()
+        costs.apply_s.append(_timed(lambda: self._apply(result)))
+        self._now += STEP_S
+
+    def plan(self) -> None:
+        """The next plan, as the bytes `sent`."""
+        plan = self._core.schedule(self._now)
+        assert plan is not None, "the window is open, and everybody has something to compute"
+        self.sent = wire.plan_to_pb(plan).SerializeToString()
+        self._plans.append(plan)
+
+    def _apply(self, result: bytes) -> None:
+        self._core.apply(wire.result_from_pb(pb.StepResult.FromString(result)), self._now)
 
 
 @dataclass(slots=True)
@@ -41,44 +81,7 @@ class Costs:
     plan_bytes: list[int] = field(default_factory=list)
 
 
-class Bus:
-    """`running` sequences under `policy`, all of them decoding; prompts of 64 to 191 tokens, of 27 tenants."""
-
-    def __init__(self, policy: str, running: int, steps: int) -> None:
-        warm_up = 8
-        blocks_each = -(-(192 + steps + running + warm_up) // BLOCK_SIZE) + 1
-        info = replace(INFO, num_blocks=running * blocks_each, max_sequences=running, max_step_tokens=running + 2048)
-        guarded = GuardedPolicy(BUILT_IN[policy](), time_limit=Alarm(1.0))
-        self._core = Scheduler(info, guarded, term=1, window=WINDOW)
-        self._executor = CountingExecutor()
-        self._plans: deque[StepPlan] = deque()
-        self._now = 0.0
-        for key in range(running):
-            self._core.add(request(key, 0.0, 64 + key % 128, info.max_model_len, tenant=f"t{key % 27}"))
-        while self._core.snapshot().waiting or warm_up:
-            warm_up -= not self._core.snapshot().waiting
-            self.step(Costs())
-
-    def step(self, costs: Costs) -> None:
-        """Fill the window, and take one result in."""
-        while self._core.num_in_flight < WINDOW:
-            costs.plan_s.append(_timed(self._plan))
-            costs.plan_bytes.append(len(self._sent))
-        result = wire.result_to_pb(self._executor.step(self._plans.popleft())).SerializeToString()
-        costs.apply_s.append(_timed(lambda: self._apply(result)))
-        self._now += STEP_S
-
-    def _plan(self) -> None:
-        plan = self._core.schedule(self._now)
-        assert plan is not None, "the window is open, and everybody has something to compute"
-        self._sent = wire.plan_to_pb(plan).SerializeToString()
-        self._plans.append(plan)
-
-    def _apply(self, result: bytes) -> None:
-        self._core.apply(wire.result_from_pb(pb.StepResult.FromString(result)), self._now)
-
-
-def measure(policy: str, running: int, steps: int) -> dict[str, object]:
+def measure(policy: str, running: int, steps: int) -> dict[str, float | str]:
     """The report on one policy."""
     bus, costs = Bus(policy, running, steps), Costs()
     for _ in range(steps):

@@ -15,6 +15,7 @@ import asyncio
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +85,7 @@ class Crowd:
         return Reading(time.perf_counter(), tokens, messages, cpu)
 
 
-async def run(options: argparse.Namespace) -> dict[str, object]:
+async def run(options: argparse.Namespace) -> dict[str, float | list[float] | None]:
     """The report."""
     executor, listen = free_address(), free_address()
     with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +101,9 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
             return await _read(options, listen, (first.pid, second.pid))
 
 
-async def _read(options: argparse.Namespace, listen: str, pids: tuple[int, ...]) -> dict[str, object]:
+async def _read(
+    options: argparse.Namespace, listen: str, pids: tuple[int, ...]
+) -> dict[str, float | list[float] | None]:
     crowd, asked = Crowd(), time.perf_counter()
     connections = [await connect(listen) for _ in range(options.connections)]
     for index in range(options.streams):
@@ -141,7 +144,8 @@ def _request(index: int, max_tokens: int) -> bytes:
     ).SerializeToString()
 
 
-def main() -> int:
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options in a command line; None is that of the process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--model", type=Path, required=True, help="model folder; `citybus model path default` names one"
@@ -152,7 +156,11 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=400, help="tokens of an answer (default %(default)s)")
     parser.add_argument("--no-journal", action="store_true", help="a scheduler without a journal")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds after which to give up (%(default)s)")
-    print(json.dumps(asyncio.run(run(parser.parse_args()))))
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    print(json.dumps(asyncio.run(run(options_of(None)))))
     return 0
 
 

@@ -54,6 +54,7 @@ async def serve(settings: Config) -> None:
     await _check(settings, shelf)
     client = executor_client(settings)
     journal = await open_journal(settings.journal) if settings.journal is not None else NoJournal()
+    collect_seldom()
     try:
         await _serve(settings, files.eos_token_ids, encoder, client, journal, shelf)
     finally:
@@ -108,7 +109,6 @@ async def _serve(
         stack.callback(encoder.close)
         port, admin_port = await server.start(), await admin.start()
         await admin.set_serving(True)
-        collect_seldom()
         structlog.get_logger().info(
             "serving",
             listen=address.with_port(settings.listen, port),

@@ -33,6 +33,7 @@ from scheduler_svc.events import EventBus, ExecutorConnected, ExecutorLost, Pree
 from scheduler_svc.executor_client import ExecutorClient, Fenced
 from scheduler_svc.form_check import FormCheck
 from scheduler_svc.frontend import GenerationServicer
+from scheduler_svc.garbage import collect_seldom
 from scheduler_svc.journal import Journal, NoJournal, open_journal
 from scheduler_svc.loop import Recover, SchedulerLoop
 from scheduler_svc.model_files import read_model_files
@@ -55,6 +56,7 @@ async def serve(settings: Config) -> None:
     client = executor_client(settings)
     journal = await open_journal(settings.journal) if settings.journal is not None else NoJournal()
     forms = FormCheck(settings.model)
+    collect_seldom()
     try:
         await _serve(settings, files.eos_token_ids, encoder, forms, client, journal, shelf)
     finally:

@@ -62,20 +62,25 @@ class AttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Keys `start` to `end` - 1 of a sequence, which are those that some of its tokens see. `base` is where the run
-    of the first one begins: position of the tile's first key."""
+    """Keys `start` to `end` - 1 of a sequence: those that some tokens of a tile see."""
 
     start: int
     end: int
 
     @property
     def base(self) -> int:
+        """Where the first run begins: position of the tile's first key."""
         return self.start // _RUN * _RUN
 
     @property
     def width(self) -> int:
         """Keys from `base` on, padding included."""
         return -(-(self.end - self.base) // _KEYS) * _KEYS
+
+    @property
+    def whole(self) -> int:
+        """Keys from `base` on, up to the first padding."""
+        return 0 if self.start > self.base else self.end - self.base
 
 
 def plan_attention(
@@ -171,8 +176,9 @@ def _decode_tile(batch: PagedBatch, spans: Mapping[int, Span], block_size: int, 
     """One token of each sequence of `spans`, the last of which is the widest."""
     device = batch.block_tables.device
     sequences = list(spans)
-    slots, hidden = _slots(batch.block_tables[torch.tensor(sequences, device=device)], list(spans.values()), block_size)
-    first_masked = 0 if any(span.start > span.base for span in spans.values()) else min(span.end - span.base for span in spans.values())
+    tables = batch.block_tables[torch.tensor(sequences, device=device)]
+    slots, hidden = _slots(tables, list(spans.values()), block_size)
+    first_masked = min(span.whole for span in spans.values())
     return Tile(
         num_sequences=len(sequences),
         num_rows=_num_rows(len(sequences) * kv_heads, group),
@@ -216,7 +222,7 @@ def _prefill_tile(
 
 
 def _slots(tables: torch.Tensor, spans: Sequence[Span], block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots of the keys from each span's base on, [sequences, the widest one's width], and which of them are padding."""
+    """Slots of the keys from each span's base on, [sequences, width of the widest], and which of them are padding."""
 
     def column(values: Iterable[int]) -> torch.Tensor:
         return torch.tensor(list(values), device=tables.device)[:, None]

@@ -60,9 +60,7 @@ def write_tiny(
     return write_folder(path, config, tensors, dtype=dtype, shards=shards, **options)
 
 
-def write_windowed(
-    path: Path, *, window: int | None, layer_types: Sequence[str] | None = None, **options: Any
-) -> Path:
+def write_windowed(path: Path, *, window: int | None, layer_types: Sequence[str] | None = None, **options: Any) -> Path:
     """The weights of `write_tiny`, whose `options` it takes, as a Mistral with a sliding window: in every layer, or in
     those that `layer_types` says."""
     write_tiny(path, **options)

@@ -19,7 +19,6 @@ from executor_svc.models.spec import ModelSpec
 from executor_svc.weights import Checkpoint
 from kernels.backend import Kernels
 
-
 AttentionPlans = Mapping[int | None, Any]
 """A step's attention plan for each window that layers of the model have."""
 

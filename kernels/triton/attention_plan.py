@@ -91,8 +91,7 @@ def plan_attention(
             if is_split:
                 merges.append((row, count, len(short), len(splits)))
             short += [
-                (sequence, row, count, position, max(key, first), min(key + SPLIT, keys), is_split, 0)
-                for key in splits
+                (sequence, row, count, position, max(key, first), min(key + SPLIT, keys), is_split, 0) for key in splits
             ]
     device = batch.block_tables.device
     partial = (len(short) if merges else 0, num_kv_heads, short_rows)

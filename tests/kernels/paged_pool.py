@@ -60,7 +60,7 @@ class Pool:
         counts = [len(query) for query in queries]
         starts = list(itertools.accumulate(counts, initial=0))
         plan = self.kernels.plan_attention(
-            PagedBatch(self.tables, lengths or self.lengths, starts),
+            self.batch(starts, lengths),
             block_size=self.block_size,
             num_heads=queries[0].shape[1],
             num_kv_heads=self.kv_heads,
@@ -71,6 +71,9 @@ class Pool:
         rows = torch.cat(queries).to(self.device)
         output = self.kernels.paged_attention(rows, self.key_pool, self.value_pool, plan).cpu()
         return [output[start : start + count] for start, count in zip(starts, counts, strict=False)]
+
+    def batch(self, starts: list[int], lengths: list[int] | None = None) -> PagedBatch:
+        return PagedBatch(self.tables, lengths or self.lengths, starts)
 
     def dense(self, row: int, query: torch.Tensor, length: int | None = None) -> torch.Tensor:
         length = length or self.lengths[row]

@@ -140,7 +140,7 @@ def _attend(
             found = inside[:, None] & (columns < D)[None, :]
             keys = tl.load(key_pool + slot[:, None] * D + columns[None, :], mask=found, other=0.0)
             scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
-            if SOFT_CAP:
+            if SOFT_CAP > 0:
                 scores = SOFT_CAP - 2 * SOFT_CAP / (1 + tl.exp2(scores))  # SOFT_CAP * tanh
             seen = key[None, :] <= last_key[:, None]
             if WINDOW:

@@ -128,24 +128,15 @@ def _attend(
         table = block_tables + tl.load(item).to(tl.int64) * table_width
         start, end = tl.load(item + 4), tl.load(item + 5)
         peak = tl.full((ROWS,), -1.0e30, tl.float32)  # finite: a row may see no key of a split
-        weight_sum = tl.zeros((ROWS,), tl.float32)
-        total = tl.zeros((ROWS, D_PADDED), tl.float32)
+        weight_sum, total = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, D_PADDED), tl.float32)
         for first in range(start // KEYS * KEYS if WINDOW else start, end, KEYS):
             key = first + tl.arange(0, KEYS)
-            inside = key < end
-            if WINDOW:
-                inside = inside & (key >= start)
-            block = tl.load(table + key // BLOCK_SIZE, mask=inside, other=0)
-            slot = (block * BLOCK_SIZE + key % BLOCK_SIZE) * KV_HEADS + kv_head
+            inside = (key >= start) & (key < end) if WINDOW else key < end
+            slot = _slots(table, key, inside, BLOCK_SIZE) * KV_HEADS + kv_head
             found = inside[:, None] & (columns < D)[None, :]
             keys = tl.load(key_pool + slot[:, None] * D + columns[None, :], mask=found, other=0.0)
             scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
-            if SOFT_CAP > 0:
-                scores = SOFT_CAP - 2 * SOFT_CAP / (1 + tl.exp2(scores))  # SOFT_CAP * tanh
-            seen = key[None, :] <= last_key[:, None]
-            if WINDOW:
-                seen = seen & (key[None, :] > last_key[:, None] - WINDOW)
-            scores = tl.where(seen, scores, -float("inf"))
+            scores = _limit(scores, key[None, :], last_key[:, None], WINDOW, SOFT_CAP)
             new_peak = tl.maximum(peak, tl.max(scores, axis=1))
             weights = tl.exp2(scores - new_peak[:, None])
             faded = tl.exp2(peak - new_peak)
@@ -158,6 +149,22 @@ def _attend(
         else:
             part = (number * KV_HEADS + kv_head).to(tl.int64) * ROWS + rows
             _store_part(sums, extremes, part, num_extremes, columns, there, total, peak, weight_sum, D_PADDED)
+
+
+@triton.jit
+def _slots(table, key, inside, BLOCK_SIZE: tl.constexpr):
+    return tl.load(table + key // BLOCK_SIZE, mask=inside, other=0) * BLOCK_SIZE + key % BLOCK_SIZE
+
+
+@triton.jit
+def _limit(scores, key, last_key, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr):
+    """Scores of the keys that a row sees, in powers of two."""
+    if SOFT_CAP > 0:
+        scores = SOFT_CAP - 2 * SOFT_CAP / (1 + tl.exp2(scores))  # SOFT_CAP * tanh
+    seen = key <= last_key
+    if WINDOW:
+        seen = seen & (key > last_key - WINDOW)
+    return tl.where(seen, scores, -float("inf"))
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 HASH_BYTES = 16
 """Width of a block's content hash: 128 bits cannot be collided by chance, and the key keeps it from being forced."""
@@ -94,9 +94,8 @@ class StepPlan:
         return sum(row.num_tokens for row in self.new_sequences) + sum(row.num_tokens for row in self.scheduled)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """The token a sequence drew in a step."""
+class SampledToken(NamedTuple):
+    """The token a sequence drew in a step. A tuple, as there is one for every row of every step."""
 
     sequence_id: int
     token_id: int

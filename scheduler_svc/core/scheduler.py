@@ -76,7 +76,7 @@ class Scheduler:
         if room < 1:
             raise NeverFits(len(request.prompt), room)
         sequence = Sequence(request, min(room, request.max_tokens or room), output, beginning)
-        sequence.view = view_of(sequence, self._blocks)
+        sequence.show(view_of(sequence, self._blocks))
         self._roster.add(sequence)
         self.totals.accepted += 1
 
@@ -131,7 +131,7 @@ class Scheduler:
             self._roster.wait_again(sequence)
         for sequence in self._roster.live():
             sequence.forget_plans(now)
-            sequence.view = view_of(sequence, self._blocks)
+            sequence.show(view_of(sequence, self._blocks))
         adoption = adopt(self._roster, self._blocks, held, now)
         self._finished_ids, self._sealed = adoption.strangers, adoption.sealed
         for sequence in running:
@@ -210,8 +210,8 @@ class Scheduler:
         if sequence.num_output_tokens >= sequence.max_output:
             return self._end(sequence, FinishReason.LENGTH, now, news=(token,))
         self._sealed.extend(self._blocks.seal(sequence))
-        index = sequence.num_output_tokens - 1
-        return SequenceUpdate(sequence.sequence_id, index, (token,), beginning=sequence.beginning)
+        index = len(sequence.tokens) - sequence.num_prompt_tokens - 1
+        return SequenceUpdate(sequence.sequence_id, index, (token,), None, None if index else sequence.beginning)
 
     def _end(
         self,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from scheduler_svc.core.policy import SequenceView
+from common.step import ScheduledSequence
+from scheduler_svc.core.policy import Charge, SequenceView
 from scheduler_svc.core.request import Beginning, FinishReason, Outcome, Request
 
 
@@ -21,6 +22,8 @@ class Sequence:
     """One sequence. There are no phases: every step lets `num_scheduled` catch up with `num_planned`.
 
     Attributes:
+        sequence_id: unique, and rising with arrival.
+        num_prompt_tokens: tokens of the prompt.
         tokens: the known ones, prompt first.
         num_scheduled: leading tokens whose keys and values are computed, or will be by a plan in flight.
         num_pending: tokens that plans in flight draw: they exist, but are not known yet.
@@ -31,11 +34,15 @@ class Sequence:
         max_output: most tokens it may generate: what was asked for and what fits.
         num_cached_blocks: leading full blocks that the prefix cache had when it was last asked.
         view: what policies are shown of it.
+        decode: its row in a plan that decodes it and gives it no block: always the same one.
+        decode_charge: what policies are charged for such a row.
     """
 
     __slots__ = (
         "block_hashes",
         "block_table",
+        "decode",
+        "decode_charge",
         "first_scheduled_at",
         "first_token_at",
         "last_step",
@@ -44,10 +51,12 @@ class Sequence:
         "num_cached_tokens",
         "num_pending",
         "num_preemptions",
+        "num_prompt_tokens",
         "num_scheduled",
         "num_sealed",
         "request",
         "resident",
+        "sequence_id",
         "status",
         "tokens",
         "view",
@@ -58,6 +67,8 @@ class Sequence:
         self, request: Request, max_output: int, output: Iterable[int] = (), beginning: Beginning | None = None
     ) -> None:
         self.request = request
+        self.sequence_id = request.sequence_id
+        self.num_prompt_tokens = len(request.prompt)
         self.max_output = max_output
         self.tokens = [*request.prompt, *output]
         self.num_scheduled = 0
@@ -67,6 +78,8 @@ class Sequence:
         self.num_sealed = 0
         self.num_cached_blocks = 0
         self.view: SequenceView
+        self.decode = ScheduledSequence(request.sequence_id, 1)
+        self.decode_charge: Charge
         self.last_step = 0
         self.resident = False
         self.status = Status.WAITING
@@ -89,11 +102,6 @@ class Sequence:
         return Beginning(queued, first, self.num_cached_tokens or 0)
 
     @property
-    def sequence_id(self) -> int:
-        """Unique, and rising with arrival."""
-        return self.request.sequence_id
-
-    @property
     def arrival(self) -> float:
         """When it arrived, in seconds."""
         return self.request.arrival
@@ -114,14 +122,9 @@ class Sequence:
         return self.request.deadline
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt)
-
-    @property
     def num_output_tokens(self) -> int:
         """Known tokens it has generated."""
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - self.num_prompt_tokens
 
     @property
     def num_planned(self) -> int:
@@ -132,7 +135,7 @@ class Sequence:
     def num_remaining(self) -> int:
         """Tokens the next plans have to compute: 0 while only the results of plans in flight are missing."""
         planned = len(self.tokens) + self.num_pending
-        if planned - len(self.request.prompt) >= self.max_output:
+        if planned - self.num_prompt_tokens >= self.max_output:
             return 0
         return planned - self.num_scheduled
 
@@ -140,6 +143,11 @@ class Sequence:
     def num_stored(self) -> int:
         """Leading known tokens whose keys and values its blocks hold, once the plans in flight are done."""
         return min(self.num_scheduled, len(self.tokens))
+
+    def show(self, view: SequenceView) -> None:
+        """Policies are shown `view` of it from now on."""
+        self.view = view
+        self.decode_charge = Charge(view, 1, 1)
 
     def forget_blocks(self) -> None:
         """Start over: nothing is computed."""

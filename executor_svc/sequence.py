@@ -51,6 +51,18 @@ class Row:
         """Tokens computed."""
         return self.end - self.start
 
+    @property
+    def scored(self) -> range:
+        """Positions whose logits say how likely the prompt's next token is, where the sequence asks for that."""
+        if self.sequence.sampling.num_prompt_logprobs is None:
+            return range(0)
+        return range(self.start, min(self.end, self.sequence.num_prompt_tokens - 1))
+
+    @property
+    def positions_with_logits(self) -> tuple[int, ...]:
+        """The scored ones, then the last one where the row draws."""
+        return (*self.scored, *([self.end - 1] if self.draws else ()))
+
     def slots(self, block_size: int) -> list[int]:
         """Where the keys and values of the tokens go."""
         blocks = self.sequence.block_ids

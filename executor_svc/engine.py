@@ -22,12 +22,14 @@ from common.step import (
     StepPlan,
     StepResult,
 )
+from executor_svc.adjustments import build_adjustments
 from executor_svc.batch import build_batch, build_draws, to_device
 from executor_svc.kv_pool import KvPool
 from executor_svc.models.registry import Model
 from executor_svc.resident import ResidentTable
-from executor_svc.scores import score_drawn, score_prompts, split_logits
+from executor_svc.scores import asking_rows, score_drawn, score_prompts, split_logits
 from executor_svc.sequence import Row
+from kernels.adjust_logits import adjust_logits
 from kernels.backend import Kernels
 
 Drawn = tuple[tuple[SampledToken, ...], tuple[PromptLogprobs, ...]]
@@ -138,6 +140,10 @@ class Engine:
     def _draw(self, logits: torch.Tensor, rows: list[Row]) -> tuple[SampledToken, ...]:
         if not rows:
             return ()
+        asking = asking_rows(logits, rows)
+        adjustments = build_adjustments(rows, logits.device)
+        if adjustments is not None:
+            adjust_logits(logits, adjustments)
         tokens = self._kernels.sample_tokens(logits, build_draws(rows, logits.device)).tolist()
-        scores = score_drawn(logits, rows, tokens)
+        scores = score_drawn(asking, rows, tokens)
         return tuple(map(SampledToken, (row.sequence.sequence_id for row in rows), tokens, scores))

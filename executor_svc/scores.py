@@ -15,9 +15,8 @@ from kernels.token_logprobs import token_logprobs
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """One token: the row of the logits that it follows, its id, and how many of the likeliest go with it."""
+    """What is wanted of a row of logits: one token, and how many of the likeliest."""
 
-    logits_row: int
     token_id: int
     num_top: int
 
@@ -31,16 +30,27 @@ def split_logits(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tenso
     return logits[mask], logits[~mask]
 
 
-def score_drawn(logits: torch.Tensor, rows: Sequence[Row], token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
-    """Of the tokens that `rows` drew from `logits` [rows, vocab_size]; None for those whose rows do not ask."""
-    counts = [row.sequence.sampling.num_logprobs for row in rows]
-    wanted = [
-        _Wanted(index, token_id, count)
-        for index, (token_id, count) in enumerate(zip(token_ids, counts, strict=True))
-        if count is not None
-    ]
-    found = iter(_score(logits, wanted))
-    return [None if count is None else next(found) for count in counts]
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """The rows that ask how likely their tokens are: their indexes, and their logits as the model gave them."""
+
+    indexes: Sequence[int]
+    logits: torch.Tensor
+
+
+def asking_rows(logits: torch.Tensor, rows: Sequence[Row]) -> Asking:
+    """Those of `rows`, whose logits are `logits` [rows, vocab_size] and may be changed afterwards."""
+    indexes = [index for index, row in enumerate(rows) if row.sequence.sampling.num_logprobs is not None]
+    return Asking(indexes, logits[to_device(indexes, torch.int64, logits.device)] if indexes else logits[:0])
+
+
+def score_drawn(asking: Asking, rows: Sequence[Row], token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
+    """Of the tokens that `rows` drew; None for those that do not ask."""
+    wanted = [_Wanted(token_ids[index], rows[index].sequence.sampling.num_logprobs or 0) for index in asking.indexes]
+    scores: list[TokenLogprobs | None] = [None] * len(rows)
+    for index, score in zip(asking.indexes, _score(asking.logits, wanted), strict=True):
+        scores[index] = score
+    return scores
 
 
 def score_prompts(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[PromptLogprobs, ...]:
@@ -51,7 +61,7 @@ def score_prompts(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[PromptLogp
     for row in scored:
         num_top = row.sequence.sampling.num_prompt_logprobs or 0
         following = row.sequence.tokens[row.scored.start + 1 : row.scored.stop + 1]
-        wanted += [_Wanted(len(wanted) + index, token_id, num_top) for index, token_id in enumerate(following)]
+        wanted += [_Wanted(token_id, num_top) for token_id in following]
     found = iter(_score(logits, wanted))
     return tuple(
         PromptLogprobs(row.sequence.sequence_id, row.scored.start + 1, tuple(next(found) for _ in row.scored))
@@ -62,10 +72,8 @@ def score_prompts(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[PromptLogp
 def _score(logits: torch.Tensor, wanted: Sequence[_Wanted]) -> list[TokenLogprobs]:
     if not wanted:
         return []
-    device = logits.device
-    rows = to_device([each.logits_row for each in wanted], torch.int64, device)
-    token_ids = to_device([each.token_id for each in wanted], torch.int64, device)
-    found = token_logprobs(logits[rows], token_ids, max(each.num_top for each in wanted))
+    token_ids = to_device([each.token_id for each in wanted], torch.int64, logits.device)
+    found = token_logprobs(logits, token_ids, max(each.num_top for each in wanted))
     columns = (found.logprobs, found.ranks, found.top_ids, found.top_logprobs)
     return [
         TokenLogprobs(logprob, rank, tuple(ids[: each.num_top]), tuple(values[: each.num_top]))

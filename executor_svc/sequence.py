@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.step import ResidentSequence, Sampling
 
 
 @dataclass(slots=True)
 class HeldSequence:
-    """What the executor remembers of a sequence between steps; `tokens` has the last drawn one, not yet computed."""
+    """What the executor remembers of a sequence between steps; `tokens` has the last drawn one, not yet computed.
+
+    `changes_logits`: its sampling asks for more than the model's own logits.
+    """
 
     sequence_id: int
     tokens: list[int]
@@ -18,6 +21,10 @@ class HeldSequence:
     block_ids: list[int]
     sampling: Sampling
     num_reused_tokens: int
+    changes_logits: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.changes_logits = changes_logits(self.sampling)
 
     @property
     def num_generated(self) -> int:
@@ -70,3 +77,15 @@ class Row:
             blocks[position // block_size] * block_size + position % block_size
             for position in range(self.start, self.end)
         ]
+
+
+def has_penalties(sampling: Sampling) -> bool:
+    """Whether tokens that are there already become less likely, or more."""
+    penalties = (sampling.repetition_penalty - 1, sampling.presence_penalty, sampling.frequency_penalty)
+    return any(penalties)
+
+
+def changes_logits(sampling: Sampling) -> bool:
+    """Whether there is anything to do between the model and the draw."""
+    bans = (sampling.allowed_token_ids, sampling.banned_token_ids, sampling.min_tokens, sampling.bad_words)
+    return has_penalties(sampling) or bool(sampling.logit_bias) or any(bans)

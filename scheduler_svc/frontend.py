@@ -26,15 +26,18 @@ from scheduler_svc.journal_file import Entry
 from scheduler_svc.journal_records import beginning_from_json, outcome_from_json
 from scheduler_svc.output_stream import OutputSink, OutputStream
 from scheduler_svc.prompts import PromptEncoder, check_room
-from scheduler_svc.responses import response_of
+from scheduler_svc.responses import parts_of, response_of
 from scheduler_svc.restored import Restored
 from scheduler_svc.rides import Ride, Rides
+from scheduler_svc.sampling_limits import check_prompt_logprobs
 from scheduler_svc.validation import GenerateCall, check_model, validate_generate, validate_prompt
 
 REQUEST_ID_KEY = "citybus-request-id"
 """Initial metadata that tells the id of an accepted request."""
 
 READING_GRACE_S = 30.0
+MOST_ANNOTATED_TOKENS = 1024
+"""Tokens in a message that has log-probabilities: it is to stay well below what gRPC's clients accept."""
 
 log = structlog.get_logger()
 
@@ -140,8 +143,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             model = self._model()
             prompt = await self._encoder.encode(call.prompt, model.vocab_size, model.max_model_len)
             check_room(len(prompt), model.max_model_len)
+            check_prompt_logprobs(len(prompt), call.sampling)
             number = self._loop.next_sequence_id()
-            accepted = self._acceptance.accept(request, call, prompt, sequence_id=number, arrival=arrival)
+            accepted = self._acceptance.accept(
+                request, call, prompt, sequence_id=number, arrival=arrival, vocab_size=model.vocab_size
+            )
             self._loop.submit(accepted.request, accepted.ride)
             self._rides.add(accepted.ride)
         ride, stream = accepted.ride, accepted.ride.stream
@@ -160,7 +166,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         try:
             await context.send_initial_metadata(((REQUEST_ID_KEY, ride.key[1]),))
             async with asyncio.timeout(self._reading_time(ride)):
-                await _relay(stream, context)
+                await _relay(ride, stream, context)
             ride.was_read_to_the_end = True
         except TimeoutError:
             raise Exhausted("the answer was not read within its time limit") from None
@@ -211,10 +217,16 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise
 
 
-async def _relay(stream: OutputStream, context: Context) -> None:
+async def _relay(ride: Ride, stream: OutputStream, context: Context) -> None:
     """Send everything that comes out of `stream`; raises the error it ends with."""
     outcome = None
     while outcome is None:
         delta = await stream.next()
         outcome = delta.outcome
-        await context.write(response_of(delta))
+        if ride.annotations is None:
+            await context.write(response_of(delta, None))
+            continue
+        if not await ride.annotations.known(delta.indexes) and isinstance(ride.ending, CitybusError):
+            raise ride.ending
+        for part in parts_of(delta, MOST_ANNOTATED_TOKENS):
+            await context.write(response_of(part, ride.annotations))

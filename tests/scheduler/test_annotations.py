@@ -6,10 +6,13 @@ import asyncio
 
 from common.step import TokenLogprobs
 from scheduler_svc.annotations import Annotations, Asked
-from scheduler_svc.core.request import SequenceUpdate
+from scheduler_svc.core.request import FinishReason, Outcome, SequenceUpdate
 from scheduler_svc.core.scoring import Scored
-from scheduler_svc.output_stream import Delta
+from scheduler_svc.detokenizer import Detokenizer
+from scheduler_svc.output_stream import Delta, OutputObserver, OutputStream
 from scheduler_svc.responses import parts_of, response_of
+from scheduler_svc.rides import MAX_ANNOTATED, Ride, Rides
+from tests.scheduler.test_output_stream import BYTES, Counter
 
 PROMPT = (7, 8, 9)
 ALL = Asked(logprobs=True, prompt_logprobs=True, echo="ab")
@@ -86,3 +89,21 @@ def test_a_large_delta_in_parts() -> None:
     ]
     for whole in (Delta(0, [], "x"), Delta(0, [1, 2], "x")):
         assert list(parts_of(whole, 2)) == [whole]
+
+
+async def test_of_ended_requests_only_the_last_keep_their_log_probabilities() -> None:
+    rides = Rides(2 * MAX_ANNOTATED, lambda sequence_id: None)
+    ended = [
+        Annotations(Asked(logprobs=True, prompt_logprobs=False, echo=None), PROMPT) for _ in range(MAX_ANNOTATED + 1)
+    ]
+    for number, each in enumerate(ended):
+        ride = Ride(("", str(number)), number, b"", 1.0, None, make_stream, Counter(), each)
+        rides.add(ride)
+        outcome = Outcome(FinishReason.LENGTH, 3, 1, 0, 0, 0.1, 0.2, 0.5)
+        ride.push(SequenceUpdate(number, 0, (5,), outcome, scored=Scored(3, (score(3),))))
+        assert await each.known(range(1))
+    assert [each.of_tokens(range(1)) for each in ended] == [[None], *[[score(3)]] * MAX_ANNOTATED]
+
+
+def make_stream(observer: OutputObserver, first_index: int) -> OutputStream:
+    return OutputStream(Detokenizer(BYTES, (), frozenset()), (), observer, first_index)

@@ -229,4 +229,7 @@ async def _relay(ride: Ride, stream: OutputStream, context: Context) -> None:
         if not await ride.annotations.known(delta.indexes) and isinstance(ride.ending, CitybusError):
             raise ride.ending
         for part in parts_of(delta, MOST_ANNOTATED_TOKENS):
-            await context.write(response_of(part, ride.annotations))
+            if ride.annotations.is_large(part.indexes):  # in a thread, so that the loop goes on meanwhile
+                await context.write(await asyncio.to_thread(response_of, part, ride.annotations))
+            else:
+                await context.write(response_of(part, ride.annotations))

@@ -81,6 +81,13 @@ async def test_messages_say_what_is_known_and_what_is_not() -> None:
     assert not response_of(Delta(0, [4], "x"), None).HasField("prompt")
 
 
+def test_only_the_message_with_a_long_prompt_is_large() -> None:
+    for length, large in ((1024, False), (1025, True)):
+        assert Annotations(ALL, range(length)).is_large(range(3)) is large
+        assert not Annotations(ALL, range(length)).is_large(range(1, 3))
+        assert not Annotations(Asked(logprobs=True, prompt_logprobs=False, echo=""), range(length)).is_large(range(3))
+
+
 def test_a_large_delta_in_parts() -> None:
     assert list(parts_of(Delta(3, [1, 2, 3, 4, 5], "abc", None, "c"), 2)) == [
         Delta(3, [1, 2], ""),

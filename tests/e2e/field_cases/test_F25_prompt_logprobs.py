@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from citybus import Completion
+from tests.checkpoints import write_tiny
 from tests.e2e.field_cases.field import Field, running_field, together
 from tests.e2e.field_cases.test_F12_logprobs import dense
 
@@ -15,15 +16,17 @@ PROMPT = [(7 * position + 3) % 250 for position in range(100)]
 
 
 @pytest.fixture(scope="module")
-def uneven_session(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
+def uneven_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
+    folder = tmp_path_factory.mktemp("uneven")
+    model = write_tiny(folder / "tiny", max_model_len=2048)
     flags = ("--num-blocks", 128, "--max-step-tokens", 99)
-    with running_field(tiny, tmp_path_factory.mktemp("uneven-bus"), executor=flags) as field:
+    with running_field(model, folder / "bus", executor=flags) as field:
         yield field
 
 
 @pytest.fixture
 def uneven_field(uneven_session: Field) -> Iterator[Field]:
-    """C = 99: of 100 tokens the last chunk has one."""
+    """C = 99: of 100 tokens the last chunk has one. The weights are TINY's, and L = 2048."""
     yield uneven_session
     uneven_session.check()
 
@@ -84,3 +87,13 @@ def test_F25_a_prompt_of_one_token(tiny_field: Field) -> None:
     answer = score(tiny_field, [7])
     assert answer.prompt is not None
     assert [each.logprob for each in answer.prompt.logprobs] == [None]
+
+
+def test_F25_a_long_prompt(tiny: Path, uneven_field: Field) -> None:
+    prompt = [(7 * position + position // 250) % 250 for position in range(1500)]
+    answer, expected = score(uneven_field, prompt), dense(tiny, prompt)
+    assert answer.prompt is not None
+    assert len(answer.prompt.logprobs) == len(prompt)
+    for position, each in enumerate(answer.prompt.logprobs[1:], start=1):
+        assert each.logprob == pytest.approx(expected[position - 1][prompt[position]].item(), abs=2e-3)
+    assert answer.finish.usage.prompt_tokens == len(prompt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ class Accepted:
 
 class Acceptance:
     """Accepts for one model. `eos_token_ids` end an answer unless the request says otherwise; `max_time_s` bounds and
-    replaces the time limit of a request (None: no bound); `clock` is the one that the loop reads.
+    replaces the time limit of a request (None: no bound); `clock` is the one that the loop reads. `cache_by_tenant`:
+    prefixes are shared within a tenant only.
     """
 
     def __init__(
@@ -44,12 +46,15 @@ class Acceptance:
         metrics: SchedulerMetrics,
         max_time_s: float | None,
         clock: Callable[[], float],
+        *,
+        cache_by_tenant: bool = False,
     ) -> None:
         self._tokenizer = encoder.tokenizer
         self._eos_token_ids = eos_token_ids
         self._metrics = metrics
         self._max_time_s = max_time_s
         self._clock = clock
+        self._cache_by_tenant = cache_by_tenant
 
     def accept(
         self,
@@ -80,6 +85,15 @@ class Acceptance:
         begun, number = bool(entry.tokens), entry.sequence_id
         return self._accepted(record, call, prompt, number, arrival, grace_s, model.vocab_size, begun=begun)
 
+    def deadline_of(self, call: GenerateCall, arrival: float) -> float | None:
+        """When the time of a request is over, on the clock of `arrival`; None: never."""
+        limits = [limit for limit in (call.time_limit_s, self._max_time_s) if limit is not None]
+        return arrival + min(limits) if limits else None
+
+    def _salt(self, call: GenerateCall) -> str | None:
+        """Of the cache; no two tenants can have the same where each is to have its own."""
+        return json.dumps([call.tenant, call.cache_salt]) if self._cache_by_tenant else call.cache_salt
+
     def _accepted(
         self,
         record: journal_pb.AcceptedRequest,
@@ -94,7 +108,6 @@ class Acceptance:
     ) -> Accepted:
         stop_token_ids = call.stop_token_ids | (frozenset() if call.ignore_eos else self._eos_token_ids)
         bad_words = [spelling for word in call.bad_words for spelling in self._tokenizer.spellings(word)]
-        limits = [limit for limit in (call.time_limit_s, self._max_time_s) if limit is not None]
         request = Request(
             sequence_id=sequence_id,
             prompt=prompt,
@@ -104,8 +117,8 @@ class Acceptance:
             max_tokens=call.max_tokens,
             priority=call.priority,
             tenant=call.tenant,
-            deadline=arrival + min(limits) if limits else None,
-            cache_salt=call.cache_salt,
+            deadline=self.deadline_of(call, arrival),
+            cache_salt=self._salt(call),
         )
         continued = () if record.stands_alone else prompt[-LONGEST_CHARACTER:]  # rides outlive their prompts
         stops, min_tokens, include_stop = call.stop_texts, call.sampling.min_tokens, call.include_stop

@@ -28,7 +28,7 @@ def parts_of(delta: Delta, most_tokens: int) -> Iterator[Delta]:
     yield replace(delta, first_index=first + last, token_ids=token_ids[last:])
 
 
-def response_of(delta: Delta, annotations: Annotations | None) -> pb.GenerateResponse:
+def response_of(delta: Delta, annotations: Annotations | None = None) -> pb.GenerateResponse:
     """The message for the next part of an answer."""
     response = pb.GenerateResponse(
         first_index=delta.first_index,

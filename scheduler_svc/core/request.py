@@ -64,6 +64,11 @@ def unserved(error: str) -> Outcome:
     return Outcome(FinishReason.ERROR, 0, 0, 0, 0, None, None, 0.0, error=error)
 
 
+def ended_unencoded(reason: FinishReason, total_s: float) -> Outcome:
+    """The outcome of a request that ended before its prompt was in tokens."""
+    return Outcome(reason, 0, 0, 0, 0, None, None, total_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """How a sequence came to its first token. Times are in seconds from its arrival."""

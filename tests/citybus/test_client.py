@@ -26,7 +26,7 @@ from citybus import (
     Unavailable,
     Unreachable,
 )
-from citybus.messages import Delta, Finish, Prompt, Timings, TokenLogprobs, Usage, completion_of, delta_of
+from citybus.messages import Finish, Prompt, Timings, TokenLogprobs, Usage, completion_of, delta_of
 from citybus.requests import RequestOptions, to_generate_request
 from citybus.v1 import generation_pb2 as pb
 from tests.citybus.conftest import Served

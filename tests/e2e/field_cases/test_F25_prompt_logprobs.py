@@ -58,9 +58,8 @@ def test_F25_cold_hit_and_chunks_give_the_numbers_of_a_dense_pass(
 
 
 def test_F25_a_request_that_asks_for_nothing_finds_what_one_that_asks_has_computed(tiny_field: Field) -> None:
-    salted = {"cache_salt": "F25"}
-    score(tiny_field, **salted)
-    assert tiny_field.ask(PROMPT, 1, **salted).finish.usage.cached_tokens == len(PROMPT) - 1
+    score(tiny_field, cache_salt="F25")
+    assert tiny_field.ask(PROMPT, 1, cache_salt="F25").finish.usage.cached_tokens == len(PROMPT) - 1
 
 
 def test_F25_neighbours_in_any_order_change_nothing(tight_field: Field) -> None:

@@ -32,6 +32,7 @@ from scheduler_svc.doors import admin_server, check_doors, client_server, execut
 from scheduler_svc.events import EventBus, ExecutorConnected, ExecutorLost, Preempted
 from scheduler_svc.executor_client import ExecutorClient, Fenced
 from scheduler_svc.frontend import GenerationServicer
+from scheduler_svc.garbage import collect_seldom
 from scheduler_svc.journal import Journal, NoJournal, open_journal
 from scheduler_svc.loop import Recover, SchedulerLoop
 from scheduler_svc.model_files import read_model_files
@@ -53,6 +54,7 @@ async def serve(settings: Config) -> None:
     await _check(settings, shelf)
     client = executor_client(settings)
     journal = await open_journal(settings.journal) if settings.journal is not None else NoJournal()
+    collect_seldom()
     try:
         await _serve(settings, files.eos_token_ids, encoder, client, journal, shelf)
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from citybus.v1 import generation_pb2 as pb
 from common.step import TokenLogprobs
@@ -25,7 +24,7 @@ def parts_of(delta: Delta, most_tokens: int) -> Iterator[Delta]:
     last = max(0, len(token_ids) - 1) // most_tokens * most_tokens
     for start in range(0, last, most_tokens):
         yield Delta(first + start, token_ids[start : start + most_tokens], "")
-    yield replace(delta, first_index=first + last, token_ids=token_ids[last:])
+    yield delta._replace(first_index=first + last, token_ids=token_ids[last:])
 
 
 def response_of(delta: Delta, annotations: Annotations | None = None) -> pb.GenerateResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.step import Sampling
 from scheduler_svc.core.scoring import Scored
@@ -78,12 +79,11 @@ class Beginning:
     num_cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceUpdate:
+class SequenceUpdate(NamedTuple):
     """News of one sequence: `token_ids` are its outputs number `first_index`, `first_index` + 1 and so on.
 
     `beginning` comes with the first one, unless that ends it. `scored` are log-probabilities, of these tokens or of
-    earlier ones.
+    earlier ones. A tuple, as there is one for every token.
     """
 
     sequence_id: int

@@ -78,7 +78,7 @@ class Scheduler:
         if room < 1:
             raise NeverFits(len(request.prompt), room)
         sequence = Sequence(request, min(room, request.max_tokens or room), output, beginning)
-        sequence.view = view_of(sequence, self._blocks)
+        sequence.show(view_of(sequence, self._blocks))
         self._roster.add(sequence)
         self.totals.accepted += 1
 
@@ -133,7 +133,7 @@ class Scheduler:
             self._roster.wait_again(sequence)
         for sequence in self._roster.live():
             sequence.forget_plans(now)
-            sequence.view = view_of(sequence, self._blocks)
+            sequence.show(view_of(sequence, self._blocks))
         adoption = adopt(self._roster, self._blocks, held, now)
         self._finished_ids, self._sealed = adoption.strangers, adoption.sealed
         for sequence in running:
@@ -202,18 +202,18 @@ class Scheduler:
 
     def _learn(self, sequence: Sequence, drawn: SampledToken, now: float) -> SequenceUpdate:
         """A token that was pending is known now."""
-        token, scored = drawn.token_id, drawn_score(sequence, drawn)
-        sequence.num_pending -= 1
-        sequence.tokens.append(token)
+        token = drawn.token_id
+        scored = None if drawn.logprobs is None else drawn_score(sequence, drawn.logprobs)
+        sequence.learn(token, now)
         self.totals.generated_tokens += 1
-        sequence.note_token(now)
         if sequence.has_stopped:
             return self._end(sequence, FinishReason.STOP, now, news=(token,), scored=scored, stop_token_id=token)
         if sequence.num_output_tokens >= sequence.max_output:
             return self._end(sequence, FinishReason.LENGTH, now, news=(token,), scored=scored)
         self._sealed.extend(self._blocks.seal(sequence))
-        index = sequence.num_output_tokens - 1
-        return SequenceUpdate(sequence.sequence_id, index, (token,), None, sequence.beginning, scored)
+        index = len(sequence.tokens) - sequence.num_prompt_tokens - 1
+        beginning = None if index else sequence.beginning
+        return SequenceUpdate(sequence.sequence_id, index, (token,), None, beginning, scored)
 
     def _end(
         self,

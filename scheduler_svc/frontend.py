@@ -29,9 +29,11 @@ from scheduler_svc.journal_records import beginning_from_json, outcome_from_json
 from scheduler_svc.output_stream import Delta, OutputSink, OutputStream
 from scheduler_svc.prompts import PromptEncoder, check_room
 from scheduler_svc.quotas import Limits, Quotas
+from scheduler_svc.relay import relay
 from scheduler_svc.responses import response_of
 from scheduler_svc.restored import Restored
 from scheduler_svc.rides import Ride, Rides
+from scheduler_svc.sampling_limits import check_prompt_logprobs
 from scheduler_svc.validation import GenerateCall, check_model, check_tenant, validate_generate, validate_prompt
 
 REQUEST_ID_KEY = "citybus-request-id"
@@ -161,9 +163,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 None if deadline is None else deadline - self._clock(),
             )
             check_room(len(prompt), model.max_model_len)
+            check_prompt_logprobs(len(prompt), call.sampling)
             seat.accept(len(prompt))
             number = self._loop.next_sequence_id()
-            accepted = self._acceptance.accept(request, call, prompt, sequence_id=number, arrival=arrival)
+            accepted = self._acceptance.accept(
+                request, call, prompt, sequence_id=number, arrival=arrival, vocab_size=model.vocab_size
+            )
             self._loop.submit(accepted.request, Charged(accepted.ride, seat))
             self._rides.add(accepted.ride)
         ride, stream = accepted.ride, accepted.ride.stream
@@ -182,7 +187,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         try:
             await context.send_initial_metadata(((REQUEST_ID_KEY, ride.key[1]),))
             async with asyncio.timeout(self._reading_time(ride)):
-                await _relay(stream, context)
+                await relay(ride, stream, context)
             ride.was_read_to_the_end = True
         except TimeoutError:
             raise Exhausted("the answer was not read within its time limit") from None
@@ -239,12 +244,3 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         except CitybusError as error:
             self._metrics.request_failures.labels(code=error.code.name).inc()
             raise
-
-
-async def _relay(stream: OutputStream, context: Context) -> None:
-    """Send everything that comes out of `stream`; raises the error it ends with."""
-    outcome = None
-    while outcome is None:
-        delta = await stream.next()
-        outcome = delta.outcome
-        await context.write(response_of(delta))

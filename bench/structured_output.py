@@ -23,8 +23,8 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer
 
 from bench.schemas import SUPPORTED, UNSUPPORTED
+from common.grammar import Grammar, GrammarKind
 from common.matching import check, compiled, token_table
-from common.step import Grammar, GrammarKind
 
 
 class Follower(Protocol):

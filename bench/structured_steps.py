@@ -17,8 +17,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from common.grammar import Grammar, GrammarKind
 from common.metrics import ExecutorMetrics
-from common.step import Grammar, GrammarKind, NewSequence, Sampling, ScheduledSequence, StepPlan
+from common.step import NewSequence, Sampling, ScheduledSequence, StepPlan
 from executor_svc.config import Config
 from executor_svc.engine import Engine
 from executor_svc.startup import load_engine

@@ -34,18 +34,9 @@ if TYPE_CHECKING:
         Unavailable,
         Unreachable,
     )
-    from citybus.messages import (
-        ChatMessage,
-        Completion,
-        Delta,
-        Finish,
-        FinishReason,
-        Model,
-        RequestOptions,
-        Timings,
-        Usage,
-    )
+    from citybus.messages import Completion, Delta, Finish, FinishReason, Model, Timings, Usage
     from citybus.reconnect import Reconnect
+    from citybus.requests import ChatMessage, RequestOptions
     from citybus.tls import Tls
 
 __all__ = [
@@ -67,12 +58,14 @@ __all__ = [
     "Model",
     "NotFound",
     "PermissionDenied",
+    "Prompt",
     "Reconnect",
     "RequestOptions",
     "Stream",
     "Timeout",
     "Timings",
     "Tls",
+    "TokenLogprobs",
     "Unauthenticated",
     "Unavailable",
     "Unreachable",
@@ -85,6 +78,7 @@ _HOMES = {
     "client": ("Client",),
     "connection": ("Keepalive",),
     "reconnect": ("Reconnect",),
+    "requests": ("ChatMessage", "RequestOptions"),
     "stream": ("Stream",),
     "tls": ("Tls",),
     "errors": (

@@ -24,17 +24,9 @@ from citybus.connection import (
     open_aio_channel,
 )
 from citybus.errors import from_rpc
-from citybus.messages import (
-    ChatMessage,
-    Completion,
-    Model,
-    RequestOptions,
-    completion_of,
-    models_of,
-    to_count_request,
-    to_generate_request,
-)
+from citybus.messages import Completion, Model, completion_of, models_of
 from citybus.reconnect import DEFAULT_RECONNECT, Reconnect
+from citybus.requests import ChatMessage, RequestOptions, to_count_request, to_generate_request
 from citybus.tls import Tls
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc as pb_grpc

@@ -23,17 +23,9 @@ from citybus.connection import (
     open_channel,
 )
 from citybus.errors import from_rpc
-from citybus.messages import (
-    ChatMessage,
-    Completion,
-    Model,
-    RequestOptions,
-    completion_of,
-    models_of,
-    to_count_request,
-    to_generate_request,
-)
+from citybus.messages import Completion, Model, completion_of, models_of
 from citybus.reconnect import DEFAULT_RECONNECT, Reconnect
+from citybus.requests import ChatMessage, RequestOptions, to_count_request, to_generate_request
 from citybus.stream import Stream
 from citybus.tls import Tls
 from citybus.v1 import generation_pb2 as pb

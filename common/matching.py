@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from common.step import Grammar, GrammarKind
+from common.grammar import Grammar, GrammarKind
 
 JSON_SPACE = r"[ \n\t]{0,16}"
 """What may stand between the tokens of a JSON value: bounded, else a model can write spaces for ever."""

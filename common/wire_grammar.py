@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from citybus.executor.v1 import executor_pb2 as pb
-from common.step import Grammar, GrammarKind, InvalidPlan
+from common.grammar import Grammar, GrammarKind
+from common.step import InvalidPlan
 
 
 def grammar_to_pb(grammar: Grammar) -> pb.Grammar:

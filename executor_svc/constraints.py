@@ -15,8 +15,8 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from common.grammar import Grammar
 from common.matching import GrammarError, check, compiled, token_table
-from common.step import Grammar
 
 Mask = NDArray[np.uint32]
 """Which tokens are allowed, [ceil(vocab_size / 32)]: token t is bit t % 32 of word t // 32."""

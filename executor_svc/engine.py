@@ -16,20 +16,26 @@ from common.step import (
     ExecutorInfo,
     FailedSequence,
     InvalidPlan,
+    KnownLogprobs,
     ResidentPage,
     SampledToken,
     StaleTerm,
     StepPlan,
     StepResult,
 )
+from executor_svc.adjustments import build_adjustments
 from executor_svc.batch import build_batch, build_draws, build_masks, to_device
 from executor_svc.constraints import Constraints
 from executor_svc.kv_pool import KvPool
 from executor_svc.models.registry import Model
 from executor_svc.resident import ResidentTable
+from executor_svc.scores import asking_rows, score_drawn, score_known, split_logits
 from executor_svc.sequence import HeldSequence, Row
+from kernels.adjust_logits import adjust_logits
 from kernels.allow_tokens import allow_tokens
 from kernels.backend import Kernels
+
+Drawn = tuple[tuple[SampledToken, ...], tuple[KnownLogprobs, ...]]
 
 log = structlog.get_logger()
 
@@ -103,19 +109,20 @@ class Engine:
         self._constrain(rows[: len(plan.new_sequences)])
         sampled: tuple[SampledToken, ...] = ()
         failed: tuple[FailedSequence, ...] = ()
+        known_logprobs: tuple[KnownLogprobs, ...] = ()
         error = None
         try:
-            tokens = self._compute(plan.copies, rows)
+            sampled, known_logprobs = self._compute(plan.copies, rows)
+            tokens = [token.token_id for token in sampled]
             self._resident.commit(rows, tokens, plan.sealed)
-            drawing = [row.sequence for row in rows if row.draws]
-            sampled = tuple(SampledToken(one.sequence_id, token) for one, token in zip(drawing, tokens, strict=True))
-            failed = tuple(_advance(drawing, tokens))
+            failed = tuple(_advance([row.sequence for row in rows if row.draws], tokens))
         except Exception as failure:  # whatever it is, it must not end the process: others wait for their steps
             self._resident.drop(rows)
+            sampled, failed, known_logprobs = (), (), ()
             error = type(failure).__name__  # its message could quote a request
             log.error("step failed", step=plan.step, error=error)
         self._idle_since = time.perf_counter_ns()
-        return StepResult(plan.step, sampled, self._idle_since - started, idle, error, failed)
+        return StepResult(plan.step, sampled, self._idle_since - started, idle, error, failed, known_logprobs)
 
     def resident(self, page_size: int) -> Iterator[ResidentPage]:
         """As `StepExecutor.resident`."""
@@ -136,8 +143,8 @@ class Engine:
             if (grammar := sequence.sampling.grammar) is not None:
                 sequence.constraint = self._constraints.begin(grammar, sequence.tokens[sequence.num_prompt_tokens :])
 
-    def _compute(self, copies: Sequence[BlockCopy], rows: list[Row]) -> list[int]:
-        """The tokens drawn, in the order of the rows that draw."""
+    def _compute(self, copies: Sequence[BlockCopy], rows: list[Row]) -> Drawn:
+        """The tokens drawn, in the order of the rows that draw, and what known ones score."""
         with torch.inference_mode():
             device = self._pool.pools.device
             if copies:
@@ -145,15 +152,24 @@ class Engine:
                 destinations = to_device([copy.destination for copy in copies], torch.int64, device)
                 self._kernels.copy_blocks(self._pool.pools, sources, destinations)
             if not rows:
-                return []
+                return (), ()
             with self._metrics.forward_seconds.time():
                 logits = self._model.forward(build_batch(rows, self._pool.block_size, device), self._pool)
-            drawing = [row for row in rows if row.draws]
-            if not drawing:
-                return []
-            if (masks := build_masks(drawing, device)) is not None:
-                allow_tokens(logits, *masks)
-            return self._kernels.sample_tokens(logits, build_draws(drawing, device)).tolist()
+            logits, of_known = split_logits(logits, rows)
+            return self._draw(logits, [row for row in rows if row.draws]), score_known(of_known, rows)
+
+    def _draw(self, logits: torch.Tensor, rows: list[Row]) -> tuple[SampledToken, ...]:
+        if not rows:
+            return ()
+        asking = asking_rows(logits, rows)
+        adjustments = build_adjustments(rows, logits.device)
+        if adjustments is not None:
+            adjust_logits(logits, adjustments)
+        if (masks := build_masks(rows, logits.device)) is not None:
+            allow_tokens(logits, *masks)
+        tokens = self._kernels.sample_tokens(logits, build_draws(rows, logits.device)).tolist()
+        scores = score_drawn(asking, rows, tokens)
+        return tuple(map(SampledToken, (row.sequence.sequence_id for row in rows), tokens, scores))
 
 
 def _advance(drawing: Sequence[HeldSequence], tokens: Sequence[int]) -> Iterator[FailedSequence]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from common.errors import InvalidRequest, Unavailable
-from common.step import Grammar
+from common.grammar import Grammar
 from scheduler_svc.forms import Form
 
 _KNOWN_GOOD = 1024

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 
+from common.grammar import Grammar, GrammarKind
 from common.matching import GrammarError, check, compiled, token_table
-from common.step import Grammar, GrammarKind
 from scheduler_svc.schema_keywords import UnsupportedSchema, check_schema
 
 MAX_SECONDS = 1.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from citybus.v1 import generation_pb2 as pb
 from common.errors import InvalidRequest
-from common.step import Grammar, GrammarKind
+from common.grammar import Grammar, GrammarKind
 
 MAX_SOURCE_BYTES = 128 * 2**10
 MAX_CHOICES = 1024

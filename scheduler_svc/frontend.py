@@ -31,6 +31,7 @@ from scheduler_svc.output_stream import Delta, OutputSink, OutputStream
 from scheduler_svc.preparation import prepare
 from scheduler_svc.prompts import PromptEncoder
 from scheduler_svc.quotas import Limits, Quotas
+from scheduler_svc.relay import relay
 from scheduler_svc.responses import response_of
 from scheduler_svc.restored import Restored
 from scheduler_svc.rides import Ride, Rides
@@ -163,7 +164,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             prompt = await self._encodings.run(key, prepare(call, model, self._encoder, self._forms), left)
             seat.accept(len(prompt))
             number = self._loop.next_sequence_id()
-            accepted = self._acceptance.accept(request, call, prompt, sequence_id=number, arrival=arrival)
+            accepted = self._acceptance.accept(
+                request, call, prompt, sequence_id=number, arrival=arrival, vocab_size=model.vocab_size
+            )
             self._loop.submit(accepted.request, Charged(accepted.ride, seat))
             self._rides.add(accepted.ride)
         ride, stream = accepted.ride, accepted.ride.stream
@@ -182,7 +185,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         try:
             await context.send_initial_metadata(((REQUEST_ID_KEY, ride.key[1]),))
             async with asyncio.timeout(self._reading_time(ride)):
-                await _relay(stream, context)
+                await relay(ride, stream, context)
             ride.was_read_to_the_end = True
         except TimeoutError:
             raise Exhausted("the answer was not read within its time limit") from None
@@ -239,12 +242,3 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         except CitybusError as error:
             self._metrics.request_failures.labels(code=error.code.name).inc()
             raise
-
-
-async def _relay(stream: OutputStream, context: Context) -> None:
-    """Send everything that comes out of `stream`; raises the error it ends with."""
-    outcome = None
-    while outcome is None:
-        delta = await stream.next()
-        outcome = delta.outcome
-        await context.write(response_of(delta))

@@ -54,6 +54,7 @@ THIRD_PARTY = {
 STUB_IMPORTERS = (
     "common/wire.py",
     "common/wire_grammar.py",
+    "common/wire_sampling.py",
     "common/grpc_server.py",
     "scheduler_svc/__main__.py",
     "scheduler_svc/acceptance.py",
@@ -63,6 +64,7 @@ STUB_IMPORTERS = (
     "scheduler_svc/forms.py",
     "scheduler_svc/frontend.py",
     "scheduler_svc/responses.py",
+    "scheduler_svc/sampling_limits.py",
     "scheduler_svc/validation.py",
     "executor_svc/__main__.py",
     "executor_svc/server.py",
@@ -74,6 +76,7 @@ STUB_IMPORTERS = (
     "citybus/forms.py",
     "citybus/messages.py",
     "citybus/reconnect.py",
+    "citybus/requests.py",
     "citybus/stream.py",
     "citybus/cli/status.py",
     "citybus/cli/admin.py",

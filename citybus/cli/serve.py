@@ -20,8 +20,8 @@ from citybus.cli.tls import tls_of_environment
 from citybus.connection import ADMIN_TOKEN_VARIABLE, API_KEY_VARIABLE, DEFAULT_ADDRESS
 from citybus.errors import Unauthenticated
 from citybus.failure import Failure
-from citybus.messages import RequestOptions
 from citybus.models.store import DEFAULT_ALIAS
+from citybus.requests import RequestOptions
 from citybus.supervisor.child import Service
 from citybus.supervisor.control import control_path, controlled, state_folder
 from citybus.supervisor.shared_token import shared_token

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from common.step import ScheduledSequence
 from scheduler_svc.core.policy import Charge, SequenceView
 from scheduler_svc.core.request import Beginning, FinishReason, Outcome, Request
+from scheduler_svc.core.scoring import Scoring
 
 
 class Status(enum.Enum):
@@ -33,6 +34,7 @@ class Sequence:
         last_step: number of the last plan that computes something for it; 0 where none has.
         max_output: most tokens it may generate: what was asked for and what fits.
         num_cached_blocks: leading full blocks that the prefix cache had when it was last asked.
+        scoring: how far its log-probabilities have come.
         view: what policies are shown of it.
         decode: its row in a plan that decodes it and gives it no block: always the same one.
         decode_charge: what policies are charged for such a row.
@@ -56,6 +58,7 @@ class Sequence:
         "num_sealed",
         "request",
         "resident",
+        "scoring",
         "sequence_id",
         "status",
         "tokens",
@@ -77,6 +80,7 @@ class Sequence:
         self.block_hashes: list[bytes] = []
         self.num_sealed = 0
         self.num_cached_blocks = 0
+        self.scoring = Scoring(request.sampling, len(request.prompt))
         self.view: SequenceView
         self.decode = ScheduledSequence(request.sequence_id, 1)
         self.decode_charge: Charge
@@ -144,6 +148,17 @@ class Sequence:
         """Leading known tokens whose keys and values its blocks hold, once the plans in flight are done."""
         return min(self.num_scheduled, len(self.tokens))
 
+    @property
+    def num_reusable(self) -> int:
+        """Most leading tokens that a prefix hit may spare: never the last, nor any that is to be scored."""
+        return min(len(self.tokens) - 1, self.scoring.num_skippable)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether its last token ends it."""
+        request = self.request
+        return self.tokens[-1] in request.stop_token_ids and self.num_output_tokens > request.sampling.min_tokens
+
     def show(self, view: SequenceView) -> None:
         """Policies are shown `view` of it from now on."""
         self.view = view
@@ -172,10 +187,10 @@ class Sequence:
         if self.num_cached_tokens is None:
             self.num_cached_tokens = min(num_tokens, self.num_prompt_tokens - 1)
 
-    def learn(self, token: int, now: float) -> None:
+    def learn(self, token_id: int, now: float) -> None:
         """A token that was pending is known."""
         self.num_pending -= 1
-        self.tokens.append(token)
+        self.tokens.append(token_id)
         if self.first_token_at is None:
             self.first_token_at = now
 

@@ -10,8 +10,8 @@ import pytest
 from llguidance import LLTokenizer
 
 from bench.schemas import SUPPORTED, Case
+from common.grammar import Grammar, GrammarKind
 from common.matching import GrammarError, compiled, token_table
-from common.step import Grammar, GrammarKind
 from scheduler_svc.schema_keywords import check_schema
 from tests.checkpoints import VOCAB_SIZE, write_tiny
 

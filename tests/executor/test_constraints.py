@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from common.grammar import Grammar, GrammarKind
 from common.matching import GrammarError
-from common.step import FailedSequence, Grammar, GrammarKind, InvalidPlan, NewSequence, Sampling, ScheduledSequence
+from common.step import FailedSequence, InvalidPlan, NewSequence, Sampling, ScheduledSequence
 from executor_svc.constraints import Constraint, Constraints
 from executor_svc.engine import Engine
 from tests.checkpoints import EOS, MERGED, VOCAB_SIZE, write_tiny

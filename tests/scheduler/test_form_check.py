@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InvalidRequest, Unavailable
-from common.step import Grammar, GrammarKind
+from common.grammar import Grammar, GrammarKind
 from scheduler_svc.form_check import FormCheck
 from scheduler_svc.forms import Form
 from tests.checkpoints import VOCAB_SIZE, write_tiny

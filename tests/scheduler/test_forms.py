@@ -6,7 +6,7 @@ import pytest
 
 from citybus.v1 import generation_pb2 as pb
 from common.errors import InvalidRequest
-from common.step import Grammar, GrammarKind
+from common.grammar import Grammar, GrammarKind
 from scheduler_svc.forms import MAX_SOURCE_BYTES, Form, form_of
 
 

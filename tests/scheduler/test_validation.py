@@ -10,7 +10,8 @@ import pytest
 
 from citybus.v1 import generation_pb2 as pb
 from common.errors import InvalidRequest, NotFound
-from common.step import ExecutorInfo, Grammar, GrammarKind, Sampling
+from common.grammar import Grammar, GrammarKind
+from common.step import ExecutorInfo, Sampling
 from scheduler_svc.forms import Form
 from scheduler_svc.prompts import ChatPrompt, Message, TextPrompt, TokenPrompt
 from scheduler_svc.validation import GenerateCall, validate_generate, validate_prompt
@@ -53,9 +54,12 @@ def test_defaults() -> None:
         prompt=TextPrompt("hi"),
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=0),
         form=None,
+        bad_words=(),
         stop_texts=(),
         stop_token_ids=frozenset(),
         ignore_eos=False,
+        include_stop=False,
+        echo=False,
         max_tokens=None,
         priority=0,
         tenant="",
@@ -71,8 +75,29 @@ def test_every_field_arrives() -> None:
         request_id="a!~" * 42,
         model="tiny",
         tokens=pb.TokenPrompt(ids=[1, 2]),
-        sampling=pb.SamplingParams(temperature=0.5, top_p=0.25, top_k=3, min_p=0.125, seed=2**64 - 1),
-        stopping=pb.StopParams(max_tokens=5, stop=["x", "yé"], stop_token_ids=[3, 999, 3], ignore_eos=True),
+        sampling=pb.SamplingParams(
+            temperature=0.5,
+            top_p=0.25,
+            top_k=3,
+            min_p=0.125,
+            seed=2**64 - 1,
+            repetition_penalty=1.5,
+            presence_penalty=-2.0,
+            frequency_penalty=0.25,
+            logit_bias={9: -100.0, 0: 0.5},
+            allowed_token_ids=[9, 0, 9],
+            banned_token_ids=[5, 4],
+            bad_words=["no", "é" * 128],
+        ),
+        stopping=pb.StopParams(
+            max_tokens=5,
+            stop=["x", "yé"],
+            stop_token_ids=[3, 999, 3],
+            ignore_eos=True,
+            min_tokens=5,
+            include_stop=True,
+        ),
+        output=pb.OutputParams(logprobs=0, prompt_logprobs=20, echo=True),
         priority=-1000,
         tenant="team a",
         time_limit_ms=1500,
@@ -84,11 +109,25 @@ def test_every_field_arrives() -> None:
     assert call == GenerateCall(
         request_id="a!~" * 42,
         prompt=TokenPrompt((1, 2)),
-        sampling=Sampling(0.5, 0.25, 3, 0.125, 2**64 - 1),
+        sampling=Sampling(
+            *(0.5, 0.25, 3, 0.125, 2**64 - 1),
+            repetition_penalty=1.5,
+            presence_penalty=-2.0,
+            frequency_penalty=0.25,
+            logit_bias=((0, 0.5), (9, -100.0)),
+            allowed_token_ids=(0, 9),
+            banned_token_ids=(4, 5),
+            min_tokens=5,
+            num_logprobs=0,
+            num_prompt_logprobs=20,
+        ),
         form=Form("structured_output.regex", Grammar(GrammarKind.REGEX, "a+")),
+        bad_words=("no", "é" * 128),
         stop_texts=("x", "yé"),
         stop_token_ids=frozenset({3, 999}),
         ignore_eos=True,
+        include_stop=True,
+        echo=True,
         max_tokens=5,
         priority=-1000,
         tenant="team a",

@@ -28,7 +28,9 @@ from citybus.messages import (
     Completion,
     Model,
     RequestOptions,
+    check_one_sample,
     completion_of,
+    completions_of,
     models_of,
     to_count_request,
     to_generate_request,
@@ -98,9 +100,16 @@ class AsyncClient:
 
     async def complete(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Completion:
         """The whole answer to what `generate` takes. Raises `CitybusError`."""
+        check_one_sample(options)
         async with self.generate(prompt, **options) as stream:
             deltas = [part async for part in stream]
             return completion_of(deltas, stream.finish, await stream.request_id())
+
+    async def samples(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> list[Completion]:
+        """All `n` answers to what `generate` takes, in the order of their numbers. Raises `CitybusError`."""
+        async with self.generate(prompt, **options) as stream:
+            deltas = [part async for part in stream]
+            return completions_of(deltas, stream.finishes, await stream.request_id())
 
     async def models(self, *, timeout: float = 30.0) -> list[Model]:
         """The served models; waits at most `timeout` seconds. Raises `CitybusError`."""

@@ -27,7 +27,9 @@ from citybus.messages import (
     Completion,
     Model,
     RequestOptions,
+    check_one_sample,
     completion_of,
+    completions_of,
     models_of,
     to_count_request,
     to_generate_request,
@@ -97,9 +99,16 @@ class Client:
 
     def complete(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Completion:
         """The whole answer to what `generate` takes. Raises `CitybusError`."""
+        check_one_sample(options)
         with self.generate(prompt, **options) as stream:
             deltas = list(stream)
             return completion_of(deltas, stream.finish, stream.request_id())
+
+    def samples(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> list[Completion]:
+        """All `n` answers to what `generate` takes, in the order of their numbers. Raises `CitybusError`."""
+        with self.generate(prompt, **options) as stream:
+            deltas = list(stream)
+            return completions_of(deltas, stream.finishes, stream.request_id())
 
     def models(self, *, timeout: float = 30.0) -> list[Model]:
         """The served models; waits at most `timeout` seconds. Raises `CitybusError`."""

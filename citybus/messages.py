@@ -56,6 +56,8 @@ class RequestOptions(TypedDict, total=False):
     """Share cached prefixes only with requests of the same salt. Default: a common space."""
     skip_special_tokens: bool
     """Leave special tokens out of the text. Default: True."""
+    n: int
+    """Number of samples, each with a seed of its own that follows from `seed`; 1 to 64. Default: 1."""
 
 
 class FinishReason(enum.StrEnum):
@@ -73,7 +75,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request; `cached_tokens` are prompt tokens found in the prefix cache."""
+    """Token counts of one sample; `cached_tokens` are prompt tokens found in the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -105,11 +107,15 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The next part of an answer: its tokens number `first_index`, `first_index` + 1 and so on, and new text."""
+    """The next part of an answer: its tokens number `first_index`, `first_index` + 1 and so on, and new text.
+
+    `sample` is the number of the answer, where several were asked for.
+    """
 
     first_index: int
     token_ids: tuple[int, ...]
     text: str
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,7 @@ class Model:
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
 _STOPPING = ("max_tokens", "stop", "stop_token_ids", "ignore_eos")
+_SAMPLES = ("n",)
 _PROMPTS = ("messages", "token_ids")
 
 
@@ -180,6 +187,8 @@ def _set(request: pb.GenerateRequest, name: str, value: object) -> None:
         request.sampling.MergeFrom(pb.SamplingParams(**{name: value}))  # type: ignore[arg-type]
     elif name in _STOPPING:
         request.stopping.MergeFrom(pb.StopParams(**{name: value}))  # type: ignore[arg-type]
+    elif name in _SAMPLES:
+        request.samples.MergeFrom(pb.SampleParams(**{name: value}))  # type: ignore[arg-type]
     elif name in RequestOptions.__annotations__:
         setattr(request, name, value)
     else:
@@ -190,7 +199,7 @@ def delta_of(message: pb.GenerateResponse) -> Delta | None:
     """The part of an answer in a message; None in one that only says how the answer ended."""
     if not message.token_ids and not message.text:
         return None
-    return Delta(message.first_index, tuple(message.token_ids), message.text)
+    return Delta(message.first_index, tuple(message.token_ids), message.text, message.sample)
 
 
 def finish_of(message: pb.GenerateResponse) -> Finish | None:
@@ -214,6 +223,20 @@ def completion_of(deltas: Sequence[Delta], end: Finish, request_id: str | None) 
     text = "".join(part.text for part in deltas)
     token_ids = tuple(token for part in deltas for token in part.token_ids)
     return Completion(text, token_ids, end, request_id)
+
+
+def completions_of(deltas: Sequence[Delta], ends: Sequence[Finish], request_id: str | None) -> list[Completion]:
+    """Every sample of an answer, of which `deltas` are the parts."""
+    return [
+        completion_of([part for part in deltas if part.sample == index], end, request_id)
+        for index, end in enumerate(ends)
+    ]
+
+
+def check_one_sample(options: RequestOptions) -> None:
+    """Raises `ValueError` where several answers are asked for."""
+    if options.get("n", 1) > 1:
+        raise ValueError("n: complete() gives one answer; ask samples() for several")
 
 
 def models_of(message: pb.ListModelsResponse) -> list[Model]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from citybus.journal.v1 import journal_pb2 as journal_pb
 from citybus.v1 import generation_pb2 as pb
+from common.errors import CitybusError
 from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo
 from scheduler_svc.core.request import Request
@@ -17,15 +18,16 @@ from scheduler_svc.journal_file import Entry
 from scheduler_svc.output_stream import OutputObserver, OutputStream
 from scheduler_svc.prompts import ChatPrompt, PromptEncoder
 from scheduler_svc.request_meter import RequestMeter
-from scheduler_svc.rides import Ride
+from scheduler_svc.ride import Ride, Sample, StreamMaker
+from scheduler_svc.sample_seeds import sample_seed
 from scheduler_svc.validation import GenerateCall, validate_generate
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A request for the loop, the ride its readers know it by, and what the journal keeps of it."""
+    """Requests for the loop, one a sample; the ride that readers know them by; and what the journal keeps of it."""
 
-    request: Request
+    requests: tuple[Request, ...]
     ride: Ride
     record: bytes
 
@@ -55,42 +57,49 @@ class Acceptance:
         call: GenerateCall,
         prompt: tuple[int, ...],
         *,
-        sequence_id: int,
+        sequence_ids: Sequence[int],
         arrival: float,
     ) -> Accepted:
-        """A request that has just come, with its prompt in tokens."""
+        """A request that has just come, with its prompt in tokens, and an id for each of its samples."""
         record = journal_pb.AcceptedRequest(
             request=message, stands_alone=isinstance(call.prompt, ChatPrompt), digest=digest_of(message)
         )
         record.request.request_id = call.request_id
         record.request.sampling.seed = call.sampling.seed
         record.request.tokens.CopyFrom(pb.TokenPrompt(ids=prompt))
-        return self._accepted(record, call, prompt, sequence_id, arrival, call.grace_s, begun=False)
+        begun = [False] * len(sequence_ids)
+        return self._accepted(record, call, prompt, sequence_ids, arrival, call.grace_s, begun)
 
-    def restore(self, entry: Entry, model: ExecutorInfo, least_grace_s: float) -> Accepted:
-        """A request that the journal knows. Raises `CitybusError` where `model` cannot serve it, and `DecodeError`."""
-        record = journal_pb.AcceptedRequest.FromString(entry.request)
+    def restore(self, entries: Sequence[Entry], model: ExecutorInfo, least_grace_s: float) -> Accepted:
+        """A request that the journal knows by these entries, one a sample.
+
+        Raises `CitybusError` where `model` cannot serve it, and `DecodeError`.
+        """
+        first = entries[0]
+        record = journal_pb.AcceptedRequest.FromString(first.request)
         call = validate_generate(record.request, model)
-        arrival = self._clock() - max(0.0, time.time() - entry.accepted)
+        if call.num_samples != len(entries):
+            raise CitybusError(f"the journal has {len(entries)} of its {call.num_samples} samples")
+        arrival = self._clock() - max(0.0, time.time() - first.accepted)
         prompt = tuple(record.request.tokens.ids)
         grace_s = max(call.grace_s, least_grace_s)
-        begun = bool(entry.tokens)
-        return self._accepted(record, call, prompt, entry.sequence_id, arrival, grace_s, begun=begun)
+        sequence_ids = [entry.sequence_id for entry in entries]
+        begun = [bool(entry.tokens) for entry in entries]
+        return self._accepted(record, call, prompt, sequence_ids, arrival, grace_s, begun)
 
     def _accepted(
         self,
         record: journal_pb.AcceptedRequest,
         call: GenerateCall,
         prompt: tuple[int, ...],
-        sequence_id: int,
+        sequence_ids: Sequence[int],
         arrival: float,
         grace_s: float,
-        *,
-        begun: bool,
+        begun: Sequence[bool],
     ) -> Accepted:
         limits = [limit for limit in (call.time_limit_s, self._max_time_s) if limit is not None]
         request = Request(
-            sequence_id=sequence_id,
+            sequence_id=sequence_ids[0],
             prompt=prompt,
             sampling=call.sampling,
             arrival=arrival,
@@ -100,18 +109,43 @@ class Acceptance:
             tenant=call.tenant,
             deadline=arrival + min(limits) if limits else None,
             cache_salt=call.cache_salt,
+            group=sequence_ids[0] if len(sequence_ids) > 1 else None,
         )
+        key = (call.tenant, call.request_id)
+        make = self._stream_maker(record, call, prompt, request.stop_token_ids)
+        samples = [
+            Sample(index, sequence_id, make, self._meter(arrival, call.tenant, index, begun=begun[index]))
+            for index, sequence_id in enumerate(sequence_ids)
+        ]
+        ride = Ride(key, samples, record.digest, grace_s, request.deadline)
+        requests = tuple(_sample_of(request, index, sequence_id) for index, sequence_id in enumerate(sequence_ids))
+        return Accepted(requests, ride, record.SerializeToString())
+
+    def _meter(self, arrival: float, tenant: str, index: int, *, begun: bool) -> RequestMeter:
+        return RequestMeter(self._metrics, self._clock, arrival, tenant, begun=begun, has_prompt=index == 0)
+
+    def _stream_maker(
+        self,
+        record: journal_pb.AcceptedRequest,
+        call: GenerateCall,
+        prompt: tuple[int, ...],
+        stop_token_ids: frozenset[int],
+    ) -> StreamMaker:
         continued = () if record.stands_alone else prompt[-LONGEST_CHARACTER:]  # rides outlive their prompts
         stops = call.stop_texts
-        hidden = request.stop_token_ids | (self._tokenizer.control_ids if call.skip_special_tokens else frozenset())
+        hidden = stop_token_ids | (self._tokenizer.control_ids if call.skip_special_tokens else frozenset())
 
-        def make(observer: OutputObserver, first_index: int) -> OutputStream:
+        def make(observer: OutputObserver, first_index: int, sample: int) -> OutputStream:
             detokenizer = Detokenizer(self._tokenizer.token_bytes, continued, hidden)
-            return OutputStream(detokenizer, stops, observer, first_index)
+            return OutputStream(detokenizer, stops, observer, first_index, sample)
 
-        meter = RequestMeter(self._metrics, self._clock, arrival, call.tenant, begun=begun)
-        ride = Ride((call.tenant, call.request_id), sequence_id, record.digest, grace_s, request.deadline, make, meter)
-        return Accepted(request, ride, record.SerializeToString())
+        return make
+
+
+def _sample_of(request: Request, index: int, sequence_id: int) -> Request:
+    """Sample number `index` of a request."""
+    seed = sample_seed(request.sampling.seed, index)
+    return replace(request, sequence_id=sequence_id, sampling=replace(request.sampling, seed=seed))
 
 
 def digest_of(message: pb.GenerateRequest) -> bytes:

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, Protocol
 
 import grpc
@@ -24,11 +25,12 @@ from scheduler_svc.core.request import Request, unserved
 from scheduler_svc.journal import Journal
 from scheduler_svc.journal_file import Entry
 from scheduler_svc.journal_records import beginning_from_json, outcome_from_json
-from scheduler_svc.output_stream import OutputSink, OutputStream
+from scheduler_svc.output_stream import OutputSink
 from scheduler_svc.prompts import PromptEncoder, check_room
 from scheduler_svc.responses import response_of
 from scheduler_svc.restored import Restored
-from scheduler_svc.rides import Ride, Rides
+from scheduler_svc.ride import Reading, Ride
+from scheduler_svc.rides import Rides
 from scheduler_svc.validation import GenerateCall, check_model, validate_generate, validate_prompt
 
 REQUEST_ID_KEY = "citybus-request-id"
@@ -47,8 +49,8 @@ class Loop(Protocol):
     def info(self) -> ExecutorInfo | None:
         """The executor in use, None while there is none."""
 
-    def next_sequence_id(self) -> int:
-        """An id that no sequence has had."""
+    def next_sequence_ids(self, count: int) -> Sequence[int]:
+        """Consecutive ids that no sequence has had."""
 
     def submit(self, request: Request, sink: OutputSink) -> None:
         """Take in a request. Raises `InvalidRequest` where it can never fit, `Unavailable` while none are taken."""
@@ -89,8 +91,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     def recover(self, model: ExecutorInfo) -> list[Restored]:
         """The live requests of the journal, now that the model is known; those that ended can be read again."""
-        found = [self._restore(entry, model) for entry in self._journal.take_entries()]
-        return [each for each in found if each is not None]
+        requests = groupby(self._journal.take_entries(), key=lambda entry: entry.first_id)
+        return [each for _, entries in requests for each in self._restore(list(entries), model)]
 
     # A coroutine that writes, not a generator: a cancelled call is then cancelled inside it, at whatever it waits for.
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]
@@ -100,7 +102,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             structlog.contextvars.bind_contextvars(request_id=call.request_id)
             ride = self._rides.joinable((call.tenant, call.request_id), digest_of(request))
             if ride is not None:
-                await self._follow(ride, ride.attach(0), context)
+                await self._follow(ride, ride.attach(()), context)
                 return
             ride, stream = await self._accept(request, call, arrival)
             await self._follow(ride, stream, context)
@@ -108,11 +110,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:  # type: ignore[override]
         with self._counting_failures():
             ride = self._find(request.tenant, request.request_id)
-            await self._follow(ride, ride.attach(request.next_index), context)
+            await self._follow(ride, ride.attach(request.next_indexes or (request.next_index,)), context)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         with contextlib.suppress(NotFound):
-            self._loop.cancel(self._find(request.tenant, request.request_id).sequence_id)
+            self._rides.cancel(self._find(request.tenant, request.request_id))
         return pb.CancelResponse()
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
@@ -132,35 +134,34 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             ids = await self._encoder.encode(validate_prompt(request), model.vocab_size, model.max_model_len)
         return pb.CountTokensResponse(num_tokens=len(ids))
 
-    async def _accept(
-        self, request: pb.GenerateRequest, call: GenerateCall, arrival: float
-    ) -> tuple[Ride, OutputStream]:
+    async def _accept(self, request: pb.GenerateRequest, call: GenerateCall, arrival: float) -> tuple[Ride, Reading]:
         """Take a request in; it is in the journal when this returns. Another reader may have come by then."""
-        with self._rides.reserve((call.tenant, call.request_id)):
+        with self._rides.reserve((call.tenant, call.request_id), call.num_samples):
             model = self._model()
             prompt = await self._encoder.encode(call.prompt, model.vocab_size, model.max_model_len)
             check_room(len(prompt), model.max_model_len)
-            number = self._loop.next_sequence_id()
-            accepted = self._acceptance.accept(request, call, prompt, sequence_id=number, arrival=arrival)
-            self._loop.submit(accepted.request, accepted.ride)
+            numbers = self._loop.next_sequence_ids(call.num_samples)
+            accepted = self._acceptance.accept(request, call, prompt, sequence_ids=numbers, arrival=arrival)
+            for each, sample in zip(accepted.requests, accepted.ride.samples, strict=True):
+                self._loop.submit(each, sample)
             self._rides.add(accepted.ride)
         ride, stream = accepted.ride, accepted.ride.stream
         self._rides.board(ride)
         try:
-            await self._journal.accept(number, accepted.record)
+            await self._journal.accept(numbers, accepted.record)
         except BaseException:
-            self._loop.cancel(number)
+            self._rides.cancel(ride)
             raise
         return ride, stream
 
-    async def _follow(self, ride: Ride, stream: OutputStream, context: Context) -> None:
+    async def _follow(self, ride: Ride, stream: Reading, context: Context) -> None:
         """Send an answer to a reader, until it ends or the reader goes."""
         if ride.stream is stream:
             self._rides.board(ride)
         try:
             await context.send_initial_metadata(((REQUEST_ID_KEY, ride.key[1]),))
             async with asyncio.timeout(self._reading_time(ride)):
-                await _relay(stream, context)
+                await _relay(stream, len(ride.samples), context)
             ride.was_read_to_the_end = True
         except TimeoutError:
             raise Exhausted("the answer was not read within its time limit") from None
@@ -172,22 +173,31 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """Seconds until the answer has to be read: who never reads would keep a place for ever."""
         return None if ride.deadline is None else max(0.0, ride.deadline - self._clock()) + self._reading_grace_s
 
-    def _restore(self, entry: Entry, model: ExecutorInfo) -> Restored | None:
+    def _restore(self, entries: list[Entry], model: ExecutorInfo) -> list[Restored]:
+        """What is to run on of a request, which the journal knows by these entries, one a sample."""
         try:
-            least_grace_s = 0.0 if entry.outcome else self._attach_grace_s
-            accepted = self._acceptance.restore(entry, model, least_grace_s)
+            has_ended = all(entry.outcome for entry in entries)
+            accepted = self._acceptance.restore(entries, model, 0.0 if has_ended else self._attach_grace_s)
         except (CitybusError, DecodeError) as error:
-            log.error("request of the journal cannot be served", sequence=entry.sequence_id, reason=str(error))
-            self._journal.end(entry.sequence_id, unserved(str(error)))
-            return None
-        stop = accepted.ride.restore(entry.tokens)
-        if entry.outcome is not None:
-            self._rides.add_ended(accepted.ride, outcome_from_json(entry.outcome))
-            return None
-        self._rides.add(accepted.ride)
-        self._rides.leave(accepted.ride)
-        beginning = beginning_from_json(entry.beginning) if entry.beginning else None
-        return Restored(accepted.request, entry.tokens, accepted.ride, stop, beginning)
+            log.error("request of the journal cannot be served", sequence=entries[0].sequence_id, reason=str(error))
+            for entry in entries:
+                self._journal.end(entry.sequence_id, unserved(str(error)))
+            return []
+        ride = accepted.ride
+        restored = []
+        for entry, request, sample in zip(entries, accepted.requests, ride.samples, strict=True):
+            stop = sample.restore(entry.tokens)
+            if entry.outcome is None:
+                beginning = beginning_from_json(entry.beginning) if entry.beginning else None
+                restored.append(Restored(request, entry.tokens, sample, stop, beginning))
+            else:
+                sample.ended_before(outcome_from_json(entry.outcome))
+        if has_ended:
+            self._rides.add_ended(ride)
+        else:
+            self._rides.add(ride)
+            self._rides.leave(ride)
+        return restored
 
     def _find(self, tenant: str, request_id: str) -> Ride:
         try:
@@ -211,10 +221,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise
 
 
-async def _relay(stream: OutputStream, context: Context) -> None:
-    """Send everything that comes out of `stream`; raises the error it ends with."""
-    outcome = None
-    while outcome is None:
+async def _relay(stream: Reading, num_samples: int, context: Context) -> None:
+    """Send everything that comes out of `stream`, until all its samples have ended; raises the error it ends with."""
+    while num_samples > 0:
         delta = await stream.next()
-        outcome = delta.outcome
+        num_samples -= delta.outcome is not None
         await context.write(response_of(delta))

@@ -88,9 +88,11 @@ class SchedulerLoop:
         """Facts of the executor that is driven now; None while there is none."""
         return self._info
 
-    def next_sequence_id(self) -> int:
-        """An id for a new sequence, larger than all before."""
-        return next(self._ids)
+    def next_sequence_ids(self, count: int) -> range:
+        """Ids for new sequences, one after the other and larger than all before."""
+        first = next(self._ids)
+        self._ids = itertools.count(first + count)
+        return range(first, first + count)
 
     def submit(self, request: Request, sink: OutputSink) -> None:
         """Accept a request; its news go to `sink`, and one outcome or error at last.

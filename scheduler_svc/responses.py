@@ -18,6 +18,7 @@ def response_of(delta: Delta) -> pb.GenerateResponse:
     """The message for the next part of an answer."""
     return pb.GenerateResponse(
         first_index=delta.first_index,
+        sample=delta.sample,
         token_ids=delta.token_ids,
         text=delta.text,
         finish=_finish(delta.outcome, delta.stop_text) if delta.outcome else None,

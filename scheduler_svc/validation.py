@@ -25,6 +25,7 @@ MAX_TEMPERATURE = 100.0
 MAX_PRIORITY = 1000
 MAX_SALT_BYTES = 128
 MAX_GRACE_MS = 3_600_000
+MAX_SAMPLES = 64
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _TENANT = re.compile(r"[ -~]{0,128}")
@@ -51,6 +52,7 @@ class GenerateCall:
     cache_salt: str | None
     skip_special_tokens: bool
     grace_s: float
+    num_samples: int
 
 
 def validate_generate(request: pb.GenerateRequest, model: ExecutorInfo) -> GenerateCall:
@@ -73,6 +75,7 @@ def validate_generate(request: pb.GenerateRequest, model: ExecutorInfo) -> Gener
         cache_salt=_cache_salt(request),
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
         grace_s=_grace_s(request),
+        num_samples=_num_samples(request.samples),
     )
 
 
@@ -165,6 +168,13 @@ def _grace_s(request: pb.GenerateRequest) -> float:
     if request.reconnect_grace_ms > MAX_GRACE_MS:
         raise InvalidRequest(f"reconnect_grace_ms must be at most {MAX_GRACE_MS}")
     return request.reconnect_grace_ms / 1000
+
+
+def _num_samples(samples: pb.SampleParams) -> int:
+    n = samples.n if samples.HasField("n") else 1
+    if not 1 <= n <= MAX_SAMPLES:
+        raise InvalidRequest(f"samples.n must be from 1 to {MAX_SAMPLES}")
+    return n
 
 
 def _cache_salt(request: pb.GenerateRequest) -> str | None:

@@ -67,6 +67,7 @@ STUB_IMPORTERS = (
     "citybus/client.py",
     "citybus/messages.py",
     "citybus/reconnect.py",
+    "citybus/reading.py",
     "citybus/stream.py",
     "citybus/cli/status.py",
     "citybus/cli/admin.py",

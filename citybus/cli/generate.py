@@ -11,7 +11,7 @@ from citybus.cli.options import add_address, add_request_options, failures, requ
 from citybus.cli.output import describe, write_answer
 from citybus.client import Client
 from citybus.failure import Failure
-from citybus.messages import ChatMessage, FinishReason
+from citybus.messages import ChatMessage, FinishReason, completions_of
 from citybus.stream import Stream
 
 
@@ -24,6 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stats", action="store_true", help="say on stderr how many tokens it took, and how long")
     add_address(parser)
     add_request_options(parser)
+    several = "answers to give, each with a seed of its own; at most 64 (default: 1)"
+    parser.add_argument("--n", type=int, metavar="N", default=argparse.SUPPRESS, help=several)
     parser.set_defaults(run=run)
 
 
@@ -31,9 +33,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the answer as it is made."""
     prompt = _read_stdin() if args.prompt == "-" else args.prompt
     with failures(args.address), Client(args.address) as client, _start(client, prompt, args) as stream:
-        (_print_json if args.json else _print_text)(stream)
+        (_print_json if args.json else _print_text)(stream, getattr(args, "n", 1))
         if args.stats:
-            print(describe(stream.finish), file=sys.stderr)
+            for finish in stream.finishes:
+                print(describe(finish), file=sys.stderr)
     return 0
 
 
@@ -52,18 +55,27 @@ def _start(client: Client, prompt: str, args: argparse.Namespace) -> Stream:
     return client.generate(**options)
 
 
-def _print_text(stream: Stream) -> None:
-    for delta in stream:
-        write_answer(delta.text)
-    write_answer("\n")
-    if stream.finish.reason is not FinishReason.STOP:
-        print(f"[ended by {stream.finish.reason}]", file=sys.stderr)
+def _print_text(stream: Stream, num_samples: int) -> None:
+    """One answer as it is made; several one after the other, once all are there."""
+    if num_samples == 1:
+        for delta in stream:
+            write_answer(delta.text)
+        write_answer("\n")
+    else:
+        deltas = list(stream)
+        for sample, completion in enumerate(completions_of(deltas, stream.finishes, None)):
+            write_answer(f"[{sample}] {completion.text}\n")
+    for finish in stream.finishes:
+        if finish.reason is not FinishReason.STOP:
+            print(f"[ended by {finish.reason}]", file=sys.stderr)
 
 
-def _print_json(stream: Stream) -> None:
+def _print_json(stream: Stream, num_samples: int) -> None:
     for delta in stream:
         print(json.dumps(asdict(delta)), flush=True)
-    print(json.dumps({"request_id": stream.request_id(), "finish": asdict(stream.finish)}), flush=True)
+    finishes = [asdict(finish) for finish in stream.finishes]
+    end = {"finish": finishes[0]} if num_samples == 1 else {"finishes": finishes}
+    print(json.dumps({"request_id": stream.request_id(), **end}), flush=True)
 
 
 def _read_stdin() -> str:

@@ -70,6 +70,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     RECONNECT_GRACE_MS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of this request, chosen by the caller: 1 to 128 printable ASCII characters without spaces. Absent: the
     server makes one. While a request of this tenant with the same id is live, a second gets ALREADY_EXISTS.
@@ -110,6 +111,10 @@ class GenerateRequest(_message.Message):
     def stopping(self) -> Global___StopParams:
         """When generation ends."""
 
+    @_builtins.property
+    def samples(self) -> Global___SampleParams:
+        """How many answers to give."""
+
     def __init__(
         self,
         *,
@@ -126,10 +131,11 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.str | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
         reconnect_grace_ms: _builtins.int | None = ...,
+        samples: Global___SampleParams | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_reconnect_grace_ms", b"_reconnect_grace_ms", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "cache_salt", b"cache_salt", "chat", b"chat", "prompt", b"prompt", "reconnect_grace_ms", b"reconnect_grace_ms", "request_id", b"request_id", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_reconnect_grace_ms", b"_reconnect_grace_ms", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "cache_salt", b"cache_salt", "chat", b"chat", "prompt", b"prompt", "reconnect_grace_ms", b"reconnect_grace_ms", "request_id", b"request_id", "samples", b"samples", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_reconnect_grace_ms", b"_reconnect_grace_ms", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "priority", b"priority", "prompt", b"prompt", "reconnect_grace_ms", b"reconnect_grace_ms", "request_id", b"request_id", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "tenant", b"tenant", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_reconnect_grace_ms", b"_reconnect_grace_ms", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "priority", b"priority", "prompt", b"prompt", "reconnect_grace_ms", b"reconnect_grace_ms", "request_id", b"request_id", "samples", b"samples", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "tenant", b"tenant", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
@@ -159,6 +165,34 @@ class GenerateRequest(_message.Message):
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
+class SampleParams(_message.Message):
+    """How many answers one prompt gets. Each is a sample of its own: its tokens are drawn with its own seed, it stops on its
+    own, and its messages carry its index.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    N_FIELD_NUMBER: _builtins.int
+    n: _builtins.int
+    """Number of samples, 1 to 64. Absent: 1. Sample i draws what a request alone would draw whose seed is
+    seed + i * 0x9E3779B97F4A7C15 (modulo 2^64); the first one has the seed of the request.
+    """
+    def __init__(
+        self,
+        *,
+        n: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "n", b"n"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "n", b"n"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
+
+Global___SampleParams: _TypeAlias = SampleParams  # noqa: Y015
+
+@_typing.final
 class AttachRequest(_message.Message):
     """Asks for the rest of an answer. Whoever knows tenant and id may ask: choose ids that cannot be guessed."""
 
@@ -167,22 +201,30 @@ class AttachRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     NEXT_INDEX_FIELD_NUMBER: _builtins.int
+    NEXT_INDEXES_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """As in the request."""
     request_id: _builtins.str
     """As in the request, or from the initial metadata."""
     next_index: _builtins.int
     """Index of the first token wanted: the number of tokens received so far. The text starts where theirs ended."""
+    @_builtins.property
+    def next_indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The same for each sample, in their order, where there is more than one; it then counts instead of next_index.
+        Samples beyond the list start at their first token. Samples that had ended tell their finish again.
+        """
+
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         request_id: _builtins.str = ...,
         next_index: _builtins.int = ...,
+        next_indexes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_index", b"next_index", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_index", b"next_index", "next_indexes", b"next_indexes", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -412,19 +454,22 @@ class GenerateResponse(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
     first_index: _builtins.int
     """Index, in the answer, of the first of token_ids (of the next one, where there are none); from 0, without gap
     or repeat.
     """
     text: _builtins.str
     """Text completed since the message before: whole characters, never part of a stop string."""
+    sample: _builtins.int
+    """Which sample this is of, from 0."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens generated since the message before."""
 
     @_builtins.property
     def finish(self) -> Global___Finish:
-        """Set in the last message, and only there."""
+        """Set in the last message of each sample, and only there."""
 
     def __init__(
         self,
@@ -433,10 +478,11 @@ class GenerateResponse(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
         finish: Global___Finish | None = ...,
+        sample: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "first_index", b"first_index", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "first_index", b"first_index", "sample", b"sample", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -444,7 +490,7 @@ Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class Finish(_message.Message):
-    """How an answer ended. A request that fails ends with a gRPC status instead."""
+    """How a sample ended. A request that fails ends with a gRPC status instead."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -488,7 +534,7 @@ Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """Token counts of one request."""
+    """Token counts of one sample."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -496,11 +542,13 @@ class Usage(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
-    """Tokens of the prompt."""
+    """Tokens of the prompt, which is there once however many samples there are."""
     completion_tokens: _builtins.int
     """Tokens generated, the one that completed the stop included."""
     cached_tokens: _builtins.int
-    """Prompt tokens whose keys and values were found in the prefix cache, at first admission."""
+    """Prompt tokens whose keys and values were found in the prefix cache, at first admission; for later samples also
+    what an earlier one has computed.
+    """
     def __init__(
         self,
         *,

@@ -158,6 +158,12 @@ class BlockManager:
             sequence.num_sealed += 1
         return sealed
 
+    def offer_rest(self, sequence: Sequence) -> None:
+        """Let others copy what the sequence has stored in its partly filled block, after `seal`."""
+        index = sequence.num_sealed
+        if index * self._block_size < sequence.num_stored:
+            self._cache.insert(sequence.block_table[index], self._content(sequence, index, None))
+
     def is_known(self, sealed: SealedBlock) -> bool:
         """Whether the block still holds what it was sealed with: it may have been handed out anew since."""
         return self._cache.find(sealed.content_hash) == sealed.block_id
@@ -165,9 +171,7 @@ class BlockManager:
     def give_back(self, sequence: Sequence) -> list[SealedBlock]:
         """Take all blocks from a sequence; what it has stored stays known, its partly filled block included."""
         sealed = self.seal(sequence)
-        index = sequence.num_sealed
-        if index * self._block_size < sequence.num_stored:
-            self._cache.insert(sequence.block_table[index], self._content(sequence, index, None))
+        self.offer_rest(sequence)
         table = sequence.block_table
         table.reverse()  # the end of a prefix is worth less than its beginning: it is reused first
         if sequence.last_step > self._last_result:

@@ -28,25 +28,26 @@ class Planner:
         draft = PlanDraft(step, self._info.max_step_tokens, self._info.max_sequences)
         active = [sequence for sequence in self._roster.running if sequence.num_remaining > 0]
         active = self._make_room(active, policy, draft, now)
+        waiting = self._roster.boardable()  # before anything is scheduled: a sample copies what earlier plans compute
         draft.seats -= len(active)
         decodes = [sequence for sequence in active if sequence.num_remaining == 1]
         prefills = [sequence for sequence in active if sequence.num_remaining > 1]
-        view = self._view(draft, decodes, prefills)
+        view = self._view(draft, decodes, prefills, len(waiting))
         self._schedule_decodes(decodes, draft)
         tokens = self._prefill_tokens(policy, view, draft, now)
         if prefills and tokens > 0:
             tokens -= self._continue_prefills(prefills, policy, view, tokens, draft, now)
-        if tokens > 0 and draft.seats > 0 and self._roster.waiting:
-            self._admit(policy, view, tokens, draft, now)
+        if tokens > 0 and draft.seats > 0 and waiting:
+            self._admit(waiting, policy, view, tokens, draft, now)
         return draft
 
-    def _view(self, draft: PlanDraft, decodes: list[Sequence], prefills: list[Sequence]) -> StepView:
+    def _view(self, draft: PlanDraft, decodes: list[Sequence], prefills: list[Sequence], num_waiting: int) -> StepView:
         return StepView(
             max_tokens=draft.tokens,
             num_decodes=len(decodes),
             num_prefills=len(prefills),
             running=tuple(sequence.view for sequence in self._roster.running),
-            num_waiting=len(self._roster.waiting),
+            num_waiting=num_waiting,
             num_seats=draft.seats,
             num_blocks=self._info.num_blocks,
             block_size=self._info.block_size,
@@ -98,7 +99,7 @@ class Planner:
         now: float,
     ) -> int:
         """Continue prefills in the policy's order; returns the tokens spent."""
-        if draft.seats > 0 and self._roster.waiting:
+        if draft.seats > 0 and view.num_waiting:
             tokens = max(1, tokens - policy.boarding_reserve(view, now))
         by_id = {sequence.sequence_id: sequence for sequence in prefills}
         spent = 0
@@ -121,10 +122,18 @@ class Planner:
         draft.scheduled.append(ScheduledSequence(sequence.sequence_id, num_tokens, grown))
         self._advance(sequence, num_tokens, draft, draft.known_drawing)
 
-    def _admit(self, policy: GuardedPolicy, view: StepView, prefill_tokens: int, draft: PlanDraft, now: float) -> None:
+    def _admit(
+        self,
+        boardable: list[Sequence],
+        policy: GuardedPolicy,
+        view: StepView,
+        prefill_tokens: int,
+        draft: PlanDraft,
+        now: float,
+    ) -> None:
         """Board waiting sequences while there are seats, tokens, and blocks for all they have to compute."""
         promised = sum(self._promised(sequence) for sequence in self._roster.running)
-        waiting = tuple(sequence.view for sequence in self._roster.waiting)
+        waiting = tuple(sequence.view for sequence in boardable)
         alone = not self._roster.running and not draft.computing
         for chosen in policy.admission_order(waiting, view, now, alone=alone):
             sequence = self._roster.get(chosen.sequence_id)
@@ -184,6 +193,7 @@ class Planner:
         return num_tokens
 
     def _advance(self, sequence: Sequence, num_tokens: int, draft: PlanDraft, drawing: list[Sequence]) -> None:
+        lacked_prompt = not sequence.has_computed_prompt
         sequence.num_scheduled += num_tokens
         sequence.last_step = draft.step
         draws = sequence.num_scheduled == sequence.num_planned
@@ -192,3 +202,5 @@ class Planner:
             sequence.num_pending += 1
             drawing.append(sequence)
         draft.sealed.extend(self._blocks.seal(sequence))
+        if sequence.request.group is not None and lacked_prompt and sequence.has_computed_prompt:
+            self._blocks.offer_rest(sequence)

@@ -13,7 +13,8 @@ class Request:
     """One sequence to generate, valid by construction of its maker (`scheduler_svc.validation`).
 
     `stop_token_ids` end it, the model's own end tokens included unless they are to be ignored. `max_tokens` None:
-    as many as fit. `arrival` and `deadline` are readings of the caller's clock, in seconds.
+    as many as fit. `arrival` and `deadline` are readings of the caller's clock, in seconds. Sequences of the same
+    `group` are samples of one prompt: one of them computes it, the others board when it is there.
     """
 
     sequence_id: int
@@ -26,6 +27,7 @@ class Request:
     tenant: str = ""
     deadline: float | None = None
     cache_salt: str | None = None
+    group: int | None = None
 
 
 class FinishReason(enum.Enum):

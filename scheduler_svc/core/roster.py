@@ -19,6 +19,7 @@ class Roster:
         self.running: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []
+        self._num_grouped = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -37,8 +38,28 @@ class Roster:
             raise ValueError(f"sequence {sequence.sequence_id} is live already")
         self._by_id[sequence.sequence_id] = sequence
         insort(self.waiting, sequence, key=_arrival_order)
+        self._num_grouped += sequence.request.group is not None
         if sequence.deadline is not None:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.sequence_id))
+
+    def boardable(self) -> list[Sequence]:
+        """Who waits and may board: of the samples of a prompt that nobody has computed yet, one.
+
+        There is somebody wherever somebody waits and nobody runs.
+        """
+        if not self._num_grouped:
+            return self.waiting
+        running = [one for one in self.running if one.request.group is not None]
+        computed = {one.request.group for one in running if one.has_computed_prompt}
+        closed = {one.request.group for one in running} - computed
+        free = []
+        for one in self.waiting:
+            group = one.request.group
+            if group not in closed:
+                free.append(one)
+            if group is not None and group not in computed:
+                closed.add(group)
+        return free
 
     def board(self, sequence: Sequence) -> None:
         """A waiting sequence runs."""
@@ -56,6 +77,7 @@ class Roster:
         """A live sequence has ended."""
         _take_out(self.running if sequence.status is Status.RUNNING else self.waiting, sequence)
         del self._by_id[sequence.sequence_id]
+        self._num_grouped -= sequence.request.group is not None
         sequence.status = Status.ENDED
         if len(self._deadlines) > 2 * len(self._by_id) + _SLACK:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._by_id]

@@ -166,7 +166,7 @@ class Scheduler:
             return None
         self.totals.count(draft, now)
         self.policy.charge(draft.charges, now)
-        self.policy.watch(self._roster.waiting, draft.boarded, now)
+        self.policy.watch(self._roster.boardable(), draft.boarded, now)
         return self._send(draft)
 
     def _send(self, draft: PlanDraft) -> StepPlan:

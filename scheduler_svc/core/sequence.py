@@ -124,6 +124,11 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
+    def has_computed_prompt(self) -> bool:
+        """Whether its whole prompt is computed, or will be by a plan in flight."""
+        return self.num_scheduled >= len(self.request.prompt)
+
+    @property
     def num_planned(self) -> int:
         """Tokens it has, those still to be learned from plans in flight included."""
         return len(self.tokens) + self.num_pending

@@ -86,12 +86,22 @@ def test_generate_passes_every_option(served: Served) -> None:
     assert (request.request_id, request.model, request.skip_special_tokens) == ("r", "tiny", False)
 
 
+def test_generate_gives_several_answers_one_after_the_other(served: Served) -> None:
+    asked = run("generate", FRANCE, "--n", "2", "--stats", "--address", served.address)
+    assert asked.stdout == "".join(f"[{sample}] {''.join(ANSWER)}\n" for sample in range(2))
+    assert asked.stderr.count("6 generated") == 2
+    lines = run("generate", FRANCE, "--n", "2", "--json", "--address", served.address).stdout.splitlines()
+    assert [json.loads(line)["sample"] for line in lines[:-1]] == [0, 0, 0, 1, 1, 1]
+    assert len(json.loads(lines[-1])["finishes"]) == 2
+
+
 def test_generate_json_gives_a_line_a_message(served: Served) -> None:
     lines = [
         json.loads(line) for line in run("generate", FRANCE, "--json", "--address", served.address).stdout.splitlines()
     ]
     assert lines[:-1] == [
-        {"first_index": 2 * i, "token_ids": [2 * i, 2 * i + 1], "text": text} for i, text in enumerate(ANSWER)
+        {"first_index": 2 * i, "token_ids": [2 * i, 2 * i + 1], "text": text, "sample": 0}
+        for i, text in enumerate(ANSWER)
     ]
     assert lines[-1]["request_id"] == served.server.requests[0].request_id
     assert lines[-1]["finish"]["reason"] == "stop"

@@ -148,6 +148,7 @@ OPTIONS: RequestOptions = {
     "time_limit_ms": 900,
     "cache_salt": "",
     "skip_special_tokens": False,
+    "n": 3,
 }
 
 
@@ -163,6 +164,7 @@ def test_every_option_reaches_the_request() -> None:
         time_limit_ms=900,
         cache_salt="",
         skip_special_tokens=False,
+        samples=pb.SampleParams(n=3),
     )
     prompts = {"messages", "token_ids"}
     assert set(RequestOptions.__annotations__) == set(OPTIONS) | prompts
@@ -184,7 +186,8 @@ def test_what_is_left_out_stays_absent() -> None:
         ("a", {"temperature": "hot"}, TypeError, "temperature: "),
         ("a", {"stop": "END"}, TypeError, "stop: expected a list"),
         ("a", {"text": "b"}, TypeError, "text: no such option"),
-        ("a", {"n": 2}, TypeError, "n: no such option"),
+        ("a", {"n": -1}, ValueError, "n: "),
+        ("a", {"count": 2}, TypeError, "count: no such option"),
         (None, {"messages": [{"role": "user", "name": "x"}]}, ValueError, "messages: "),
     ],
 )

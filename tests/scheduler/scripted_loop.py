@@ -44,8 +44,8 @@ class ScriptedLoop:
     def info(self) -> ExecutorInfo | None:
         return self.model
 
-    def next_sequence_id(self) -> int:
-        return next(self._ids)
+    def next_sequence_ids(self, count: int) -> list[int]:
+        return [next(self._ids) for _ in range(count)]
 
     def submit(self, request: Request, sink: OutputSink) -> None:
         if self.refusal is not None:

@@ -61,6 +61,7 @@ def test_defaults() -> None:
         cache_salt=None,
         skip_special_tokens=True,
         grace_s=0.0,
+        num_samples=1,
     )
 
 
@@ -77,6 +78,7 @@ def test_every_field_arrives() -> None:
         cache_salt="",
         reconnect_grace_ms=2500,
         skip_special_tokens=False,
+        samples=pb.SampleParams(n=64),
     )
     assert call == GenerateCall(
         request_id="a!~" * 42,
@@ -92,6 +94,7 @@ def test_every_field_arrives() -> None:
         cache_salt="",
         skip_special_tokens=False,
         grace_s=2.5,
+        num_samples=64,
     )
 
 
@@ -222,10 +225,18 @@ def test_F10_values_at_the_edges() -> None:
         ({"priority": -(2**31)}, "priority must be from -1000 to 1000"),
         ({"cache_salt": "é" * 65}, "cache_salt must be at most 128 bytes"),
         ({"reconnect_grace_ms": 3_600_001}, "reconnect_grace_ms must be at most 3600000"),
+        ({"samples": pb.SampleParams(n=0)}, "samples.n must be from 1 to 64"),
+        ({"samples": pb.SampleParams(n=65)}, "samples.n must be from 1 to 64"),
+        ({"samples": pb.SampleParams(n=10**9)}, "samples.n must be from 1 to 64"),
     ],
 )
 def test_other_limits(fields: dict[str, Any], expected: str) -> None:
     assert refusal(**fields) == expected
+
+
+def test_number_of_samples() -> None:
+    asked = [None, pb.SampleParams(), pb.SampleParams(n=1), pb.SampleParams(n=64)]
+    assert [validate(samples=samples).num_samples for samples in asked] == [1, 1, 1, 64]
 
 
 def test_salt_at_the_limit() -> None:

@@ -15,6 +15,7 @@ from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.request import Beginning, FinishReason, NeverFits, Outcome, Request, SequenceUpdate
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.sample_seeds import sample_seed
 from tests.fakes import INFO, FakeExecutor, Script, reference_output, restarted
 from tests.scheduler.core.audit import Audit
 
@@ -26,6 +27,20 @@ def request(sequence_id: int, prompt: Iterable[int], **options: Any) -> Request:
     """A greedy request that arrives at 0, unless `options` say otherwise."""
     settings: dict[str, Any] = {"sampling": GREEDY, "arrival": 0.0} | options
     return Request(sequence_id=sequence_id, prompt=tuple(prompt), **settings)
+
+
+def samples(first: Request, count: int) -> list[Request]:
+    """`first`, and as many samples of the same prompt behind it as make `count`."""
+    group = first.sequence_id if count > 1 else None
+    return [
+        replace(
+            first,
+            sequence_id=first.sequence_id + index,
+            sampling=replace(first.sampling, seed=sample_seed(first.sampling.seed, index)),
+            group=group,
+        )
+        for index in range(count)
+    ]
 
 
 def guard(policy: Policy | GuardedPolicy) -> GuardedPolicy:

@@ -49,6 +49,7 @@ THIRD_PARTY = {
 }
 STUB_IMPORTERS = (
     "common/wire.py",
+    "common/wire_sampling.py",
     "common/grpc_server.py",
     "scheduler_svc/__main__.py",
     "scheduler_svc/acceptance.py",

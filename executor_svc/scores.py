@@ -1,0 +1,81 @@
+"""Log-probabilities for the sequences that ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from common.step import PromptLogprobs, TokenLogprobs
+from executor_svc.batch import to_device
+from executor_svc.sequence import Row
+from kernels.token_logprobs import token_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is wanted of a row of logits: one token, and how many of the likeliest."""
+
+    token_id: int
+    num_top: int
+
+
+def split_logits(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits that tokens are drawn from, and those that score a prompt; each in the order of the rows."""
+    if not any(row.scored for row in rows):
+        return logits, logits[:0]
+    is_drawn = [drawn for row in rows for drawn in (*[False] * len(row.scored), *[True] * row.draws)]
+    mask = torch.tensor(is_drawn, device=logits.device)
+    return logits[mask], logits[~mask]
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """The rows that ask how likely their tokens are: their indexes, and their logits as the model gave them."""
+
+    indexes: Sequence[int]
+    logits: torch.Tensor
+
+
+def asking_rows(logits: torch.Tensor, rows: Sequence[Row]) -> Asking:
+    """Those of `rows`, whose logits are `logits` [rows, vocab_size] and may be changed afterwards."""
+    indexes = [index for index, row in enumerate(rows) if row.sequence.sampling.num_logprobs is not None]
+    return Asking(indexes, logits[to_device(indexes, torch.int64, logits.device)] if indexes else logits[:0])
+
+
+def score_drawn(asking: Asking, rows: Sequence[Row], token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
+    """Of the tokens that `rows` drew; None for those that do not ask."""
+    wanted = [_Wanted(token_ids[index], rows[index].sequence.sampling.num_logprobs or 0) for index in asking.indexes]
+    scores: list[TokenLogprobs | None] = [None] * len(rows)
+    for index, score in zip(asking.indexes, _score(asking.logits, wanted), strict=True):
+        scores[index] = score
+    return scores
+
+
+def score_prompts(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[PromptLogprobs, ...]:
+    """Of the prompts' tokens that follow what `rows` compute; `logits` [N, vocab_size] are of their scored positions,
+    one row after the other, and of nothing else."""
+    scored = [row for row in rows if row.scored]
+    wanted: list[_Wanted] = []
+    for row in scored:
+        num_top = row.sequence.sampling.num_prompt_logprobs or 0
+        following = row.sequence.tokens[row.scored.start + 1 : row.scored.stop + 1]
+        wanted += [_Wanted(token_id, num_top) for token_id in following]
+    found = iter(_score(logits, wanted))
+    return tuple(
+        PromptLogprobs(row.sequence.sequence_id, row.scored.start + 1, tuple(next(found) for _ in row.scored))
+        for row in scored
+    )
+
+
+def _score(logits: torch.Tensor, wanted: Sequence[_Wanted]) -> list[TokenLogprobs]:
+    if not wanted:
+        return []
+    token_ids = to_device([each.token_id for each in wanted], torch.int64, logits.device)
+    found = token_logprobs(logits, token_ids, max(each.num_top for each in wanted))
+    columns = (found.logprobs, found.ranks, found.top_ids, found.top_logprobs)
+    return [
+        TokenLogprobs(logprob, rank, tuple(ids[: each.num_top]), tuple(values[: each.num_top]))
+        for each, logprob, rank, ids, values in zip(wanted, *(column.tolist() for column in columns), strict=True)
+    ]

@@ -81,6 +81,21 @@ class ScheduledSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """A sequence that goes on from the computed tokens of another: with `token_id`, which this step computes.
+
+    `parent_id` is resident before the plan, and may be forked more than once. Its table is the first `num_kept_blocks`
+    of the parent's, then `block_ids`. Where a sequence `sequence_id` is resident, the fork takes its place.
+    """
+
+    sequence_id: int
+    parent_id: int
+    token_id: int
+    num_kept_blocks: int
+    block_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class BlockCopy:
     """Copy a whole block, keys and values of every layer, before anything is computed."""
 
@@ -100,8 +115,9 @@ class SealedBlock:
 class StepPlan:
     """What one step computes, as a difference to what the executor holds.
 
-    Applied in this order: `finished_ids` and `preempted_ids` leave, `copies` are made, `new_sequences` enter,
-    `scheduled` ones grow, the batch is computed. A sequence whose tokens are then all computed draws its next token.
+    Applied in this order: `finished_ids` and `preempted_ids` leave, and `forks` take the place of others; `copies` are
+    made, `new_sequences` enter, `scheduled` ones grow, the batch is computed: its rows are the new ones, the scheduled
+    ones, the forks. A sequence whose tokens are then all computed draws its next token.
     """
 
     term: int
@@ -112,11 +128,13 @@ class StepPlan:
     preempted_ids: tuple[int, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     sealed: tuple[SealedBlock, ...] = ()
+    forks: tuple[Fork, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         """Tokens the step computes."""
-        return sum(row.num_tokens for row in self.new_sequences) + sum(row.num_tokens for row in self.scheduled)
+        known = sum(row.num_tokens for row in self.scheduled) + len(self.forks)
+        return sum(row.num_tokens for row in self.new_sequences) + known
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +171,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step gave: `sampled` in the order of the plan, new sequences first.
+    """What one step gave: `sampled` in the order of the plan's rows.
 
     `prompt_logprobs` are those of sequences whose sampling asks for them.
 

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from common.step import Sampling
+from scheduler_svc.core.beams import BeamParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,8 @@ class Request:
 
     `stop_token_ids` end it, the model's own end tokens included unless they are to be ignored. `max_tokens` None:
     as many as fit. `arrival` and `deadline` are readings of the caller's clock, in seconds. Sequences of the same
-    `group` are samples of one prompt: one of them computes it, the others board when it is there.
+    `group` are samples of one prompt: one of them computes it, the others board when it is there. With `beams` it is a
+    search, which has the `beams.width` ids from `sequence_id` on: its beams use them, and so do its answers.
     """
 
     sequence_id: int
@@ -28,6 +30,7 @@ class Request:
     deadline: float | None = None
     cache_salt: str | None = None
     group: int | None = None
+    beams: BeamParams | None = None
 
 
 class FinishReason(enum.Enum):
@@ -44,7 +47,8 @@ class FinishReason(enum.Enum):
 class Outcome:
     """How a sequence ended. Times are in seconds from its arrival; None where it never came so far.
 
-    `stop_token_id` is the token that ended it, where one did; `error` says what failed where `reason` is ERROR.
+    `stop_token_id` is the token that ended it, where one did; `error` says what failed where `reason` is ERROR; `score`
+    is that of a search's answer.
     """
 
     reason: FinishReason
@@ -57,6 +61,7 @@ class Outcome:
     total_s: float
     stop_token_id: int | None = None
     error: str | None = None
+    score: float | None = None
 
 
 def unserved(error: str) -> Outcome:
@@ -77,7 +82,8 @@ class Beginning:
 class SequenceUpdate:
     """News of one sequence: `token_ids` are its outputs number `first_index`, `first_index` + 1 and so on.
 
-    `beginning` comes with the first one, unless that ends it.
+    `beginning` comes with the first one, unless that ends it. `others` are news that come with it: the other answers of
+    a search.
     """
 
     sequence_id: int
@@ -85,6 +91,7 @@ class SequenceUpdate:
     token_ids: tuple[int, ...] = ()
     outcome: Outcome | None = None
     beginning: Beginning | None = None
+    others: tuple[SequenceUpdate, ...] = ()
 
 
 class NeverFits(ValueError):

@@ -31,18 +31,9 @@ if TYPE_CHECKING:
         Unavailable,
         Unreachable,
     )
-    from citybus.messages import (
-        ChatMessage,
-        Completion,
-        Delta,
-        Finish,
-        FinishReason,
-        Model,
-        RequestOptions,
-        Timings,
-        Usage,
-    )
+    from citybus.messages import Completion, Delta, Finish, FinishReason, Model, Timings, Usage
     from citybus.reconnect import Reconnect
+    from citybus.requests import ChatMessage, RequestOptions
 
 __all__ = [
     "AlreadyExists",
@@ -61,11 +52,13 @@ __all__ = [
     "Keepalive",
     "Model",
     "NotFound",
+    "Prompt",
     "Reconnect",
     "RequestOptions",
     "Stream",
     "Timeout",
     "Timings",
+    "TokenLogprobs",
     "Unavailable",
     "Unreachable",
     "Usage",
@@ -77,6 +70,7 @@ _HOMES = {
     "client": ("Client",),
     "connection": ("Keepalive",),
     "reconnect": ("Reconnect",),
+    "requests": ("ChatMessage", "RequestOptions"),
     "stream": ("Stream",),
     "errors": (
         "AlreadyExists",

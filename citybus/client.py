@@ -22,19 +22,15 @@ from citybus.connection import (
     not_ready,
 )
 from citybus.errors import from_rpc
-from citybus.messages import (
+from citybus.messages import Completion, Model, completion_of, completions_of, models_of
+from citybus.reconnect import DEFAULT_RECONNECT, Reconnect
+from citybus.requests import (
     ChatMessage,
-    Completion,
-    Model,
     RequestOptions,
     check_one_sample,
-    completion_of,
-    completions_of,
-    models_of,
     to_count_request,
     to_generate_request,
 )
-from citybus.reconnect import DEFAULT_RECONNECT, Reconnect
 from citybus.stream import Stream
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc as pb_grpc

@@ -33,7 +33,7 @@ class Sampling:
     those before it. Something has to be left.
 
     `num_logprobs` asks for the log-probability of every token drawn and of that many of the likeliest,
-    `num_prompt_logprobs` for the same of the prompt's tokens; None: no.
+    `num_prompt_logprobs` for the same of the prompt's tokens but the first; None: no.
     """
 
     temperature: float = 1.0
@@ -161,8 +161,11 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptLogprobs:
-    """Of the prompt's tokens number `first_position` (1 or more), `first_position` + 1 and so on, just computed."""
+class KnownLogprobs:
+    """Of tokens number `first_position` (1 or more), `first_position` + 1 and so on of a sequence, known before.
+
+    They are the prompt's, or those of an answer that was sent with its sequence.
+    """
 
     sequence_id: int
     first_position: int
@@ -173,7 +176,7 @@ class PromptLogprobs:
 class StepResult:
     """What one step gave: `sampled` in the order of the plan's rows.
 
-    `prompt_logprobs` are those of sequences whose sampling asks for them.
+    `known_logprobs` are of tokens that were not drawn but computed past, where the sampling asks for them.
 
     `error` says why the step failed: then nothing was sampled and its sequences are no longer resident.
     `execute_ns` and `idle_ns` are nanoseconds: spent on the step, and without work before it.
@@ -184,7 +187,7 @@ class StepResult:
     execute_ns: int = 0
     idle_ns: int = 0
     error: str | None = None
-    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    known_logprobs: tuple[KnownLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from common.step import (
     StepPlan,
     StepResult,
 )
-from common.wire_sampling import add_logprobs, prompts_from_pb, sampled_from_pb, sampling_from_pb, sampling_to_pb
+from common.wire_sampling import add_logprobs, known_from_pb, sampled_from_pb, sampling_from_pb, sampling_to_pb
 
 
 def plan_to_pb(plan: StepPlan) -> pb.StepPlan:
@@ -81,7 +81,7 @@ def result_to_pb(result: StepResult) -> pb.StepResult:
         idle_ns=result.idle_ns,
         error=result.error or "",
     )
-    add_logprobs(message, result.sampled, result.prompt_logprobs)
+    add_logprobs(message, result.sampled, result.known_logprobs)
     return message
 
 
@@ -93,7 +93,7 @@ def result_from_pb(message: pb.StepResult) -> StepResult:
         execute_ns=message.execute_ns,
         idle_ns=message.idle_ns,
         error=message.error or None,
-        prompt_logprobs=prompts_from_pb(message),
+        known_logprobs=known_from_pb(message),
     )
 
 

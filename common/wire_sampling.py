@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from citybus.executor.v1 import executor_pb2 as pb
-from common.step import InvalidPlan, PromptLogprobs, SampledToken, Sampling, TokenLogprobs
+from common.step import InvalidPlan, KnownLogprobs, SampledToken, Sampling, TokenLogprobs
 
 
 def sampling_to_pb(sampling: Sampling) -> pb.Sampling:
@@ -54,7 +54,7 @@ def sampling_from_pb(message: pb.Sampling) -> Sampling:
     )
 
 
-def add_logprobs(message: pb.StepResult, sampled: Sequence[SampledToken], prompts: Iterable[PromptLogprobs]) -> None:
+def add_logprobs(message: pb.StepResult, sampled: Sequence[SampledToken], prompts: Iterable[KnownLogprobs]) -> None:
     """Add the columns of log-probabilities to a result, where somebody asked."""
     scores = [token.logprobs for token in sampled if token.logprobs is not None]
     if scores:
@@ -62,8 +62,8 @@ def add_logprobs(message: pb.StepResult, sampled: Sequence[SampledToken], prompt
         message.logprobs.extend(_values(scores))
         message.ranks.extend(score.rank for score in scores)
         message.top_ids.extend(token_id for score in scores for token_id in score.top_ids)
-    message.prompt_logprobs.extend(
-        pb.PromptLogprobs(
+    message.known_logprobs.extend(
+        pb.KnownLogprobs(
             id=part.sequence_id,
             first_position=part.first_position,
             width=_width(part.tokens[0]) if part.tokens else 0,
@@ -87,14 +87,12 @@ def sampled_from_pb(message: pb.StepResult) -> tuple[SampledToken, ...]:
     return tuple(map(SampledToken, message.ids, message.token_ids, scores))
 
 
-def prompts_from_pb(message: pb.StepResult) -> tuple[PromptLogprobs, ...]:
+def known_from_pb(message: pb.StepResult) -> tuple[KnownLogprobs, ...]:
     """Log-probabilities of prompts in a result. Raises `InvalidPlan` where its columns do not fit each other."""
     parts = []
-    for part in message.prompt_logprobs:
+    for part in message.known_logprobs:
         scores = _scores(part, [part.width] * len(part.ranks))
-        parts.append(
-            PromptLogprobs(part.id, part.first_position, tuple(score for score in scores if score is not None))
-        )
+        parts.append(KnownLogprobs(part.id, part.first_position, tuple(score for score in scores if score is not None)))
     return tuple(parts)
 
 
@@ -108,7 +106,7 @@ def _values(scores: Iterable[TokenLogprobs]) -> Iterator[float]:
         yield from score.top_logprobs
 
 
-def _scores(columns: pb.StepResult | pb.PromptLogprobs, widths: Sequence[int]) -> list[TokenLogprobs | None]:
+def _scores(columns: pb.StepResult | pb.KnownLogprobs, widths: Sequence[int]) -> list[TokenLogprobs | None]:
     """One entry for each of `widths`, None where it is 0."""
     scored = [width for width in widths if width]
     if (len(columns.logprobs), len(columns.ranks), len(columns.top_ids)) != (

@@ -18,8 +18,8 @@ class Batch:
     """N tokens of S rows, one row after the other; all tensors are int64.
 
     `token_ids`, `positions` and `slots` (where the token's key and value go) are [N]. `drawing_rows` are the tokens,
-    of the N, whose logits are wanted, in rising order: those that score a prompt, and the last one of every row that
-    has all its tokens computed, which is drawn from.
+    of the N, whose logits are wanted, in rising order: those that score known tokens, and of every row that has all its
+    tokens computed the last one, which is drawn from.
     """
 
     token_ids: torch.Tensor

@@ -15,7 +15,7 @@ from common.step import (
     BlockCopy,
     ExecutorInfo,
     InvalidPlan,
-    PromptLogprobs,
+    KnownLogprobs,
     ResidentPage,
     SampledToken,
     StaleTerm,
@@ -27,12 +27,12 @@ from executor_svc.batch import build_batch, build_draws, to_device
 from executor_svc.kv_pool import KvPool
 from executor_svc.models.registry import Model
 from executor_svc.resident import ResidentTable
-from executor_svc.scores import asking_rows, score_drawn, score_prompts, split_logits
+from executor_svc.scores import asking_rows, score_drawn, score_known, split_logits
 from executor_svc.sequence import Row
 from kernels.adjust_logits import adjust_logits
 from kernels.backend import Kernels
 
-Drawn = tuple[tuple[SampledToken, ...], tuple[PromptLogprobs, ...]]
+Drawn = tuple[tuple[SampledToken, ...], tuple[KnownLogprobs, ...]]
 
 log = structlog.get_logger()
 
@@ -96,18 +96,18 @@ class Engine:
         rows = self._resident.apply(plan)
         self._last_step, self._session_has_begun = plan.step, True
         sampled: tuple[SampledToken, ...] = ()
-        prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+        known_logprobs: tuple[KnownLogprobs, ...] = ()
         error = None
         try:
-            sampled, prompt_logprobs = self._compute(plan.copies, rows)
+            sampled, known_logprobs = self._compute(plan.copies, rows)
             self._resident.commit(rows, [token.token_id for token in sampled], plan.sealed)
         except Exception as failure:  # whatever it is, it must not end the process: others wait for their steps
             self._resident.drop(rows)
-            sampled, prompt_logprobs = (), ()
+            sampled, known_logprobs = (), ()
             error = type(failure).__name__  # its message could quote a request
             log.error("step failed", step=plan.step, error=error)
         self._idle_since = time.perf_counter_ns()
-        return StepResult(plan.step, sampled, self._idle_since - started, idle, error, prompt_logprobs)
+        return StepResult(plan.step, sampled, self._idle_since - started, idle, error, known_logprobs)
 
     def resident(self, page_size: int) -> Iterator[ResidentPage]:
         """As `StepExecutor.resident`."""
@@ -123,7 +123,7 @@ class Engine:
             raise InvalidPlan(f"step {plan.step} cannot follow step {self._last_step}")
 
     def _compute(self, copies: Sequence[BlockCopy], rows: list[Row]) -> Drawn:
-        """The tokens drawn, in the order of the rows that draw, and what is known of prompts."""
+        """The tokens drawn, in the order of the rows that draw, and what known ones score."""
         with torch.inference_mode():
             device = self._pool.pools.device
             if copies:
@@ -134,8 +134,8 @@ class Engine:
                 return (), ()
             with self._metrics.forward_seconds.time():
                 logits = self._model.forward(build_batch(rows, self._pool.block_size, device), self._pool)
-            logits, of_prompts = split_logits(logits, rows)
-            return self._draw(logits, [row for row in rows if row.draws]), score_prompts(of_prompts, rows)
+            logits, of_known = split_logits(logits, rows)
+            return self._draw(logits, [row for row in rows if row.draws]), score_known(of_known, rows)
 
     def _draw(self, logits: torch.Tensor, rows: list[Row]) -> tuple[SampledToken, ...]:
         if not rows:

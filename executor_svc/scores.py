@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from common.step import PromptLogprobs, TokenLogprobs
+from common.step import KnownLogprobs, TokenLogprobs
 from executor_svc.batch import to_device
-from executor_svc.sequence import Row
+from executor_svc.sequence import HeldSequence, Row
 from kernels.token_logprobs import token_logprobs
 
 
@@ -22,7 +22,7 @@ class _Wanted:
 
 
 def split_logits(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits that tokens are drawn from, and those that score a prompt; each in the order of the rows."""
+    """The logits that tokens are drawn from, and those that score known tokens; each in the order of the rows."""
     if not any(row.scored for row in rows):
         return logits, logits[:0]
     is_drawn = [drawn for row in rows for drawn in (*[False] * len(row.scored), *[True] * row.draws)]
@@ -53,20 +53,40 @@ def score_drawn(asking: Asking, rows: Sequence[Row], token_ids: Sequence[int]) -
     return scores
 
 
-def score_prompts(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[PromptLogprobs, ...]:
-    """Of the prompts' tokens that follow what `rows` compute; `logits` [N, vocab_size] are of their scored positions,
+def score_known(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[KnownLogprobs, ...]:
+    """Of the known tokens that follow what `rows` compute; `logits` [N, vocab_size] are of their scored positions,
     one row after the other, and of nothing else."""
-    scored = [row for row in rows if row.scored]
-    wanted: list[_Wanted] = []
-    for row in scored:
-        num_top = row.sequence.sampling.num_prompt_logprobs or 0
-        following = row.sequence.tokens[row.scored.start + 1 : row.scored.stop + 1]
-        wanted += [_Wanted(token_id, num_top) for token_id in following]
+    parts = [part for row in rows if row.scored for part in _parts(row)]
+    wanted = [
+        _Wanted(token_id, part.num_top)
+        for part in parts
+        for token_id in part.held.tokens[part.positions.start + 1 : part.positions.stop + 1]
+    ]
     found = iter(_score(logits, wanted))
     return tuple(
-        PromptLogprobs(row.sequence.sequence_id, row.scored.start + 1, tuple(next(found) for _ in row.scored))
-        for row in scored
+        KnownLogprobs(part.held.sequence_id, part.positions.start + 1, tuple(next(found) for _ in part.positions))
+        for part in parts
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Positions whose logits score the prompt, or the answer."""
+
+    held: HeldSequence
+    positions: range
+    num_top: int
+
+
+def _parts(row: Row) -> list[_Part]:
+    held, positions = row.sequence, row.scored
+    sampling = held.sampling
+    border = min(max(positions.start, held.num_prompt_tokens - 1), positions.stop)
+    parts = (
+        _Part(held, range(positions.start, border), sampling.num_prompt_logprobs or 0),
+        _Part(held, range(border, positions.stop), sampling.num_logprobs or 0),
+    )
+    return [part for part in parts if part.positions]
 
 
 def _score(logits: torch.Tensor, wanted: Sequence[_Wanted]) -> list[TokenLogprobs]:

@@ -68,10 +68,14 @@ class Row:
 
     @property
     def scored(self) -> range:
-        """Positions whose logits say how likely the prompt's next token is, where the sequence asks for that."""
-        if self.sequence.sampling.num_prompt_logprobs is None:
+        """Positions whose logits say how likely the next token is, which is known, where the sequence asks for that."""
+        held, sampling = self.sequence, self.sequence.sampling
+        if sampling.num_logprobs is None and sampling.num_prompt_logprobs is None:
             return range(0)
-        return range(self.start, min(self.end, self.sequence.num_prompt_tokens - 1))
+        last_of_prompt = held.num_prompt_tokens - 1
+        first = self.start if sampling.num_prompt_logprobs is not None else max(self.start, last_of_prompt)
+        stop = last_of_prompt if sampling.num_logprobs is None else len(held.tokens) - 1
+        return range(first, max(first, min(self.end, stop)))
 
     @property
     def positions_with_logits(self) -> tuple[int, ...]:

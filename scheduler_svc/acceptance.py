@@ -12,6 +12,7 @@ from citybus.v1 import generation_pb2 as pb
 from common.errors import CitybusError
 from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo
+from scheduler_svc.annotations import Annotations, Asked
 from scheduler_svc.core.request import Request
 from scheduler_svc.detokenizer import LONGEST_CHARACTER, Detokenizer
 from scheduler_svc.journal_file import Entry
@@ -20,6 +21,7 @@ from scheduler_svc.prompts import ChatPrompt, PromptEncoder
 from scheduler_svc.request_meter import RequestMeter
 from scheduler_svc.ride import Ride, Sample, StreamMaker
 from scheduler_svc.sample_seeds import sample_seed
+from scheduler_svc.sampling_limits import with_bans
 from scheduler_svc.validation import GenerateCall, validate_generate
 
 
@@ -59,8 +61,12 @@ class Acceptance:
         *,
         sequence_ids: Sequence[int],
         arrival: float,
+        vocab_size: int,
     ) -> Accepted:
-        """A request that has just come, with its prompt in tokens, and an id for each of its samples."""
+        """A request that has just come, with its prompt in tokens and an id for each of its samples.
+
+        Raises `InvalidRequest`.
+        """
         record = journal_pb.AcceptedRequest(
             request=message, stands_alone=isinstance(call.prompt, ChatPrompt), digest=digest_of(message)
         )
@@ -68,7 +74,7 @@ class Acceptance:
         record.request.sampling.seed = call.sampling.seed
         record.request.tokens.CopyFrom(pb.TokenPrompt(ids=prompt))
         begun = [False] * len(sequence_ids)
-        return self._accepted(record, call, prompt, sequence_ids, arrival, call.grace_s, begun)
+        return self._accepted(record, call, prompt, sequence_ids, arrival, call.grace_s, vocab_size, begun)
 
     def restore(self, entries: Sequence[Entry], model: ExecutorInfo, least_grace_s: float) -> Accepted:
         """A request that the journal knows by these entries, one a sample.
@@ -83,9 +89,9 @@ class Acceptance:
         arrival = self._clock() - max(0.0, time.time() - first.accepted)
         prompt = tuple(record.request.tokens.ids)
         grace_s = max(call.grace_s, least_grace_s)
-        sequence_ids = [entry.sequence_id for entry in entries]
+        numbers = [entry.sequence_id for entry in entries]
         begun = [bool(entry.tokens) for entry in entries]
-        return self._accepted(record, call, prompt, sequence_ids, arrival, grace_s, begun)
+        return self._accepted(record, call, prompt, numbers, arrival, grace_s, model.vocab_size, begun)
 
     def _accepted(
         self,
@@ -95,15 +101,18 @@ class Acceptance:
         sequence_ids: Sequence[int],
         arrival: float,
         grace_s: float,
+        vocab_size: int,
         begun: Sequence[bool],
     ) -> Accepted:
+        stop_token_ids = call.stop_token_ids | (frozenset() if call.ignore_eos else self._eos_token_ids)
+        bad_words = [spelling for word in call.bad_words for spelling in self._tokenizer.spellings(word)]
         limits = [limit for limit in (call.time_limit_s, self._max_time_s) if limit is not None]
         request = Request(
             sequence_id=sequence_ids[0],
             prompt=prompt,
-            sampling=call.sampling,
+            sampling=with_bans(call.sampling, stop_token_ids, bad_words, vocab_size),
             arrival=arrival,
-            stop_token_ids=call.stop_token_ids | (frozenset() if call.ignore_eos else self._eos_token_ids),
+            stop_token_ids=stop_token_ids,
             max_tokens=call.max_tokens,
             priority=call.priority,
             tenant=call.tenant,
@@ -114,7 +123,13 @@ class Acceptance:
         key = (call.tenant, call.request_id)
         make = self._stream_maker(record, call, prompt, request.stop_token_ids)
         samples = [
-            Sample(index, sequence_id, make, self._meter(arrival, call.tenant, index, begun=begun[index]))
+            Sample(
+                index,
+                sequence_id,
+                make,
+                self._meter(arrival, call.tenant, index, begun=begun[index]),
+                self._annotations(call, prompt, index),
+            )
             for index, sequence_id in enumerate(sequence_ids)
         ]
         ride = Ride(key, samples, record.digest, grace_s, request.deadline)
@@ -132,20 +147,37 @@ class Acceptance:
         stop_token_ids: frozenset[int],
     ) -> StreamMaker:
         continued = () if record.stands_alone else prompt[-LONGEST_CHARACTER:]  # rides outlive their prompts
-        stops = call.stop_texts
-        hidden = stop_token_ids | (self._tokenizer.control_ids if call.skip_special_tokens else frozenset())
+        stops, min_tokens, include_stop = call.stop_texts, call.sampling.min_tokens, call.include_stop
+        special = self._special(call)
+        hidden = special if include_stop else stop_token_ids | special
 
         def make(observer: OutputObserver, first_index: int, sample: int) -> OutputStream:
             detokenizer = Detokenizer(self._tokenizer.token_bytes, continued, hidden)
-            return OutputStream(detokenizer, stops, observer, first_index, sample)
+            return OutputStream(
+                detokenizer, stops, observer, first_index, sample, min_tokens=min_tokens, include_stop=include_stop
+            )
 
         return make
+
+    def _special(self, call: GenerateCall) -> frozenset[int]:
+        """Tokens that give no text."""
+        return self._tokenizer.control_ids if call.skip_special_tokens else frozenset()
+
+    def _annotations(self, call: GenerateCall, prompt: tuple[int, ...], index: int) -> Annotations | None:
+        """What sample number `index` is told besides; the prompt is told once."""
+        sampling = call.sampling
+        logprobs, is_first = sampling.num_logprobs is not None, index == 0
+        echo = self._tokenizer.token_bytes.text_of(prompt, self._special(call)) if call.echo and is_first else None
+        asked = Asked(logprobs, is_first and sampling.num_prompt_logprobs is not None, echo)
+        return Annotations(asked, prompt) if asked.anything else None
 
 
 def _sample_of(request: Request, index: int, sequence_id: int) -> Request:
     """Sample number `index` of a request."""
-    seed = sample_seed(request.sampling.seed, index)
-    return replace(request, sequence_id=sequence_id, sampling=replace(request.sampling, seed=seed))
+    sampling = replace(request.sampling, seed=sample_seed(request.sampling.seed, index))
+    if index > 0:
+        sampling = replace(sampling, num_prompt_logprobs=None)
+    return replace(request, sequence_id=sequence_id, sampling=sampling)
 
 
 def digest_of(message: pb.GenerateRequest) -> bytes:

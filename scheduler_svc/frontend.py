@@ -27,16 +27,19 @@ from scheduler_svc.journal_file import Entry
 from scheduler_svc.journal_records import beginning_from_json, outcome_from_json
 from scheduler_svc.output_stream import OutputSink
 from scheduler_svc.prompts import PromptEncoder, check_room
-from scheduler_svc.responses import response_of
+from scheduler_svc.responses import parts_of, response_of
 from scheduler_svc.restored import Restored
 from scheduler_svc.ride import Reading, Ride
 from scheduler_svc.rides import Rides
+from scheduler_svc.sampling_limits import check_prompt_logprobs
 from scheduler_svc.validation import GenerateCall, check_model, validate_generate, validate_prompt
 
 REQUEST_ID_KEY = "citybus-request-id"
 """Initial metadata that tells the id of an accepted request."""
 
 READING_GRACE_S = 30.0
+MOST_ANNOTATED_TOKENS = 1024
+"""Tokens in a message that has log-probabilities: it is to stay well below what gRPC's clients accept."""
 
 log = structlog.get_logger()
 
@@ -140,8 +143,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             model = self._model()
             prompt = await self._encoder.encode(call.prompt, model.vocab_size, model.max_model_len)
             check_room(len(prompt), model.max_model_len)
+            check_prompt_logprobs(len(prompt), call.sampling)
             numbers = self._loop.next_sequence_ids(call.num_samples)
-            accepted = self._acceptance.accept(request, call, prompt, sequence_ids=numbers, arrival=arrival)
+            accepted = self._acceptance.accept(
+                request, call, prompt, sequence_ids=numbers, arrival=arrival, vocab_size=model.vocab_size
+            )
             for each, sample in zip(accepted.requests, accepted.ride.samples, strict=True):
                 self._loop.submit(each, sample)
             self._rides.add(accepted.ride)
@@ -161,7 +167,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         try:
             await context.send_initial_metadata(((REQUEST_ID_KEY, ride.key[1]),))
             async with asyncio.timeout(self._reading_time(ride)):
-                await _relay(stream, len(ride.samples), context)
+                await _relay(ride, stream, context)
             ride.was_read_to_the_end = True
         except TimeoutError:
             raise Exhausted("the answer was not read within its time limit") from None
@@ -221,9 +227,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise
 
 
-async def _relay(stream: Reading, num_samples: int, context: Context) -> None:
+async def _relay(ride: Ride, stream: Reading, context: Context) -> None:
     """Send everything that comes out of `stream`, until all its samples have ended; raises the error it ends with."""
+    num_samples = len(ride.samples)
     while num_samples > 0:
         delta = await stream.next()
         num_samples -= delta.outcome is not None
-        await context.write(response_of(delta))
+        sample = ride.samples[delta.sample]
+        if sample.annotations is None:
+            await context.write(response_of(delta, None))
+            continue
+        if not await sample.annotations.known(delta.indexes) and sample.error is not None:
+            raise sample.error
+        for part in parts_of(delta, MOST_ANNOTATED_TOKENS):
+            await context.write(response_of(part, sample.annotations))

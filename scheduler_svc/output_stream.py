@@ -65,12 +65,18 @@ class Delta:
     stop_text: str | None = None
     sample: int = 0
 
+    @property
+    def indexes(self) -> range:
+        """Numbers of the tokens."""
+        return range(self.first_index, self.first_index + len(self.token_ids))
+
 
 class OutputStream:
     """An `OutputSink` with a reader's side. Both sides belong to one event loop.
 
     The reader gets tokens from number `first_index` on, and the text that these complete; `sample` is the number of
-    the answer.
+    the answer. A stop text counts where it is complete with token number `min_tokens` (counted from 1) or later;
+    `include_stop`: it is part of the answer.
     """
 
     def __init__(
@@ -80,10 +86,14 @@ class OutputStream:
         observer: OutputObserver,
         first_index: int = 0,
         sample: int = 0,
+        *,
+        min_tokens: int = 0,
+        include_stop: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
         self._first_index = first_index
-        self._stops = StopTexts(stops)
+        self._stops = StopTexts(stops, include=include_stop)
+        self._min_tokens = min_tokens
         self._observer = observer
         self._num_tokens = 0
         self._token_ids = array("I")
@@ -164,7 +174,7 @@ class OutputStream:
         return self._num_tokens - before
 
     def _write(self, text: str, *, wanted: bool = True) -> None:
-        certain, stop = self._stops.feed(text)
+        certain, stop = self._stops.feed(text, counts=self._num_tokens >= self._min_tokens)
         if wanted:
             self._text.write(certain)
         if stop is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from common.errors import Aborted, CitybusError, InvalidRequest
+from scheduler_svc.annotations import Annotations
 from scheduler_svc.core.request import FinishReason, Outcome, SequenceUpdate
 from scheduler_svc.output_stream import Delta, OutputObserver, OutputStream, TextStop
 from scheduler_svc.sample_streams import SampleStreams
@@ -47,10 +48,18 @@ class _Silent:
 class Sample:
     """One answer to a request: an `OutputSink` that remembers its tokens, so that a reader can start at any of them.
 
-    `when_ended` is called at its end.
+    `annotations` is what its readers are told besides, None where it did not ask; `when_ended` is called at its end.
     """
 
-    def __init__(self, index: int, sequence_id: int, make: StreamMaker, meter: OutputObserver) -> None:
+    def __init__(
+        self,
+        index: int,
+        sequence_id: int,
+        make: StreamMaker,
+        meter: OutputObserver,
+        annotations: Annotations | None,
+    ) -> None:
+        self.annotations = annotations
         self.sequence_id = sequence_id
         self.ending: Outcome | CitybusError | None = None
         self.when_ended: Callable[[Sample], None] = lambda sample: None
@@ -74,6 +83,8 @@ class Sample:
     def push(self, update: SequenceUpdate) -> TextStop | None:
         if self.ending is not None:
             return None  # another sample has failed, and this one with it
+        if self.annotations is not None:
+            self.annotations.take(update)
         if not self._stop:
             self._tokens.extend(update.token_ids)
         self._note(self.stream.push(update))
@@ -94,7 +105,7 @@ class Sample:
 
     def ended_before(self, outcome: Outcome) -> None:
         """It ended so, before this process began."""
-        self.ending = _ending_of(outcome)
+        self._end_with(outcome)
 
     def check_start(self, next_index: int) -> None:
         """Raises `InvalidRequest` where the answer ended before token number `next_index`."""
@@ -117,8 +128,13 @@ class Sample:
             del self._tokens[stop.num_tokens :]
 
     def _end(self, ending: Outcome | CitybusError) -> None:
-        self.ending = _ending_of(ending)
+        self._end_with(ending)
         self.when_ended(self)
+
+    def _end_with(self, ending: Outcome | CitybusError) -> None:
+        self.ending = _ending_of(ending)
+        if self.annotations is not None:
+            self.annotations.end()
 
 
 class Ride:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from common.errors import AlreadyExists, Exhausted, NotFound
+from scheduler_svc.annotations import Annotations
 from scheduler_svc.ride import Key, Ride
 
 MAX_ENDED = 1_000
 """Most ended requests that are kept for readers that come late."""
 KEEP_ENDED_S = 300.0
 """How long they are kept, in seconds."""
+MAX_ANNOTATED = 64
+"""Of so many of them, the log-probabilities are kept too."""
 
 _RETRY_AFTER_S = 1.0
 
@@ -31,6 +35,7 @@ class Rides:
         self._num_live = 0
         self._ended: dict[Key, tuple[Ride, float]] = {}
         self._alarms: dict[Key, asyncio.TimerHandle] = {}
+        self._annotated: deque[Annotations] = deque()
 
     @contextmanager
     def reserve(self, key: Key, num_samples: int = 1) -> Iterator[None]:
@@ -120,8 +125,16 @@ class Rides:
         now = asyncio.get_running_loop().time()
         if ride.grace_s > 0:
             self._ended[ride.key] = (ride, now)
+            for sample in ride.samples:
+                self._keep_annotations(sample.annotations)
         while self._ended:
             key, (_, ended) = next(iter(self._ended.items()))
             if len(self._ended) <= MAX_ENDED and now - ended < KEEP_ENDED_S:
                 break
             del self._ended[key]
+
+    def _keep_annotations(self, annotations: Annotations | None) -> None:
+        if annotations is not None:
+            self._annotated.append(annotations)
+        if len(self._annotated) > MAX_ANNOTATED:
+            self._annotated.popleft().forget()

@@ -10,7 +10,8 @@ from citybus.cli.options import add_address, add_request_options, failures, requ
 from citybus.cli.output import describe, write_answer
 from citybus.client import Client
 from citybus.failure import Failure
-from citybus.messages import ChatMessage, Finish, RequestOptions
+from citybus.messages import Finish
+from citybus.requests import ChatMessage, RequestOptions
 
 HELP = "/reset starts anew, /stats says what the last answer took, /exit (or Ctrl-D) leaves; Ctrl-C stops an answer"
 

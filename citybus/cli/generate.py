@@ -7,11 +7,12 @@ import json
 import sys
 from dataclasses import asdict
 
-from citybus.cli.options import add_address, add_request_options, failures, request_options
+from citybus.cli.options import add_address, add_output_options, add_request_options, failures, request_options
 from citybus.cli.output import describe, write_answer
 from citybus.client import Client
 from citybus.failure import Failure
-from citybus.messages import ChatMessage, FinishReason, completions_of
+from citybus.messages import Delta, FinishReason, completions_of
+from citybus.requests import ChatMessage
 from citybus.stream import Stream
 
 
@@ -24,6 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stats", action="store_true", help="say on stderr how many tokens it took, and how long")
     add_address(parser)
     add_request_options(parser)
+    add_output_options(parser)
     several = "answers to give, each with a seed of its own; at most 64 (default: 1)"
     parser.add_argument("--n", type=int, metavar="N", default=argparse.SUPPRESS, help=several)
     parser.set_defaults(run=run)
@@ -59,7 +61,7 @@ def _print_text(stream: Stream, num_samples: int) -> None:
     """One answer as it is made; several one after the other, once all are there."""
     if num_samples == 1:
         for delta in stream:
-            write_answer(delta.text)
+            write_answer(delta.prompt.text + delta.text if delta.prompt is not None else delta.text)
         write_answer("\n")
     else:
         deltas = list(stream)
@@ -72,10 +74,16 @@ def _print_text(stream: Stream, num_samples: int) -> None:
 
 def _print_json(stream: Stream, num_samples: int) -> None:
     for delta in stream:
-        print(json.dumps(asdict(delta)), flush=True)
+        print(json.dumps(_told(delta)), flush=True)
     finishes = [asdict(finish) for finish in stream.finishes]
     end = {"finish": finishes[0]} if num_samples == 1 else {"finishes": finishes}
     print(json.dumps({"request_id": stream.request_id(), **end}), flush=True)
+
+
+def _told(delta: Delta) -> dict[str, object]:
+    """A part of an answer, without what was not asked for."""
+    unasked = {"logprobs": not delta.logprobs, "prompt": delta.prompt is None}
+    return {name: value for name, value in asdict(delta).items() if not unasked.get(name)}
 
 
 def _read_stdin() -> str:

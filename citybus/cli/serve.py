@@ -17,8 +17,8 @@ from citybus.cli.options import failures
 from citybus.cli.output import describe, write_answer
 from citybus.connection import DEFAULT_ADDRESS
 from citybus.failure import Failure
-from citybus.messages import RequestOptions
 from citybus.models.store import DEFAULT_ALIAS
+from citybus.requests import RequestOptions
 from citybus.supervisor.child import Service
 from citybus.supervisor.control import control_path, controlled, state_folder
 from citybus.supervisor.supervisor import Supervisor

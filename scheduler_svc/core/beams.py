@@ -85,7 +85,7 @@ class BeamSearch:
         return len(self.beams[0].tokens)
 
     def advance(self, heard: Sequence[TokenLogprobs], max_tokens: int) -> None:
-        """Go on by a token, from the likeliest continuations of each beam: `width` and one for each stop token, or more.
+        """Go on by a token, from the likeliest continuations of each beam: `width`, and one for each stop token.
 
         `max_tokens` is the most an answer has.
         """

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from common.step import Sampling
 from scheduler_svc.core.beams import BeamParams
+from scheduler_svc.core.scoring import Scored
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to generate, valid by construction of its maker (`scheduler_svc.validation`).
 
-    `stop_token_ids` end it, the model's own end tokens included unless they are to be ignored. `max_tokens` None:
+    `stop_token_ids` end it, the model's own end tokens included unless they are to be ignored, once it has more than
+    `sampling.min_tokens` tokens: the executor does not draw them before. `max_tokens` None:
     as many as fit. `arrival` and `deadline` are readings of the caller's clock, in seconds. Sequences of the same
     `group` are samples of one prompt: one of them computes it, the others board when it is there. With `beams` it is a
     search, which has the `beams.width` ids from `sequence_id` on: its beams use them, and so do its answers.
@@ -82,8 +84,8 @@ class Beginning:
 class SequenceUpdate:
     """News of one sequence: `token_ids` are its outputs number `first_index`, `first_index` + 1 and so on.
 
-    `beginning` comes with the first one, unless that ends it. `others` are news that come with it: the other answers of
-    a search.
+    `beginning` comes with the first one, unless that ends it. `scored` are log-probabilities, of these tokens or of
+    earlier ones. `others` are news that come with it: the other answers of a search.
     """
 
     sequence_id: int
@@ -91,6 +93,7 @@ class SequenceUpdate:
     token_ids: tuple[int, ...] = ()
     outcome: Outcome | None = None
     beginning: Beginning | None = None
+    scored: Scored | None = None
     others: tuple[SequenceUpdate, ...] = ()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from scheduler_svc.core.policy import SequenceView
 from scheduler_svc.core.request import Beginning, FinishReason, Outcome, Request
+from scheduler_svc.core.scoring import Scoring
 
 
 class Status(enum.Enum):
@@ -30,6 +31,7 @@ class Sequence:
         last_step: number of the last plan that computes something for it; 0 where none has.
         max_output: most tokens it may generate: what was asked for and what fits.
         num_cached_blocks: leading full blocks that the prefix cache had when it was last asked.
+        scoring: how far its log-probabilities have come.
         view: what policies are shown of it.
     """
 
@@ -48,6 +50,7 @@ class Sequence:
         "num_sealed",
         "request",
         "resident",
+        "scoring",
         "status",
         "tokens",
         "view",
@@ -66,6 +69,7 @@ class Sequence:
         self.block_hashes: list[bytes] = []
         self.num_sealed = 0
         self.num_cached_blocks = 0
+        self.scoring = Scoring(request.sampling, len(request.prompt))
         self.view: SequenceView
         self.last_step = 0
         self.resident = False
@@ -146,6 +150,17 @@ class Sequence:
         """Leading known tokens whose keys and values its blocks hold, once the plans in flight are done."""
         return min(self.num_scheduled, len(self.tokens))
 
+    @property
+    def num_reusable(self) -> int:
+        """Most leading tokens that a prefix hit may spare: never the last, nor any that is to be scored."""
+        return min(len(self.tokens) - 1, self.scoring.num_skippable)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether its last token ends it."""
+        num_output = self.num_output_tokens
+        return num_output > self.request.sampling.min_tokens and self.tokens[-1] in self.request.stop_token_ids
+
     def forget_blocks(self) -> None:
         """Start over: nothing is computed."""
         self.block_table = []
@@ -168,6 +183,11 @@ class Sequence:
         """
         if self.num_cached_tokens is None:
             self.num_cached_tokens = min(num_tokens, self.num_prompt_tokens - 1)
+
+    def note_token(self, now: float) -> None:
+        """It has got a token."""
+        if self.first_token_at is None:
+            self.first_token_at = now
 
     def note_preemption(self, now: float) -> None:
         """It has lost its blocks, and waits again."""

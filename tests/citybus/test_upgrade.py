@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from citybus import Client, Unavailable
-from citybus.messages import RequestOptions
+from citybus.requests import RequestOptions
 from tests.checkpoints import write_tiny
 from tests.citybus.serving import CITYBUS, WAIT_S, Serving, free_port
 from tests.harness import Service

@@ -8,8 +8,8 @@ from common.step import (
     HASH_BYTES,
     BlockCopy,
     ExecutorInfo,
+    KnownLogprobs,
     NewSequence,
-    PromptLogprobs,
     ResidentPage,
     ResidentSequence,
     SampledToken,
@@ -69,8 +69,8 @@ def scores_of(num_top: int) -> st.SearchStrategy[TokenLogprobs]:
     return st.builds(TokenLogprobs, f32, u32, *top)
 
 
-def prompt_logprobs_of(num_top: int) -> st.SearchStrategy[PromptLogprobs]:
-    return st.builds(PromptLogprobs, u64, u32, st.lists(scores_of(num_top), min_size=1, max_size=4).map(tuple))
+def known_logprobs_of(num_top: int) -> st.SearchStrategy[KnownLogprobs]:
+    return st.builds(KnownLogprobs, u64, u32, st.lists(scores_of(num_top), min_size=1, max_size=4).map(tuple))
 
 
 results = st.builds(
@@ -80,7 +80,7 @@ results = st.builds(
     execute_ns=u64,
     idle_ns=u64,
     error=st.none() | st.text(min_size=1),
-    prompt_logprobs=tuples_of(st.integers(0, 3).flatmap(prompt_logprobs_of), 3),
+    known_logprobs=tuples_of(st.integers(0, 3).flatmap(known_logprobs_of), 3),
 )
 infos = st.builds(ExecutorInfo, st.binary(min_size=16, max_size=16), st.text(), u32, u32, u32, u32, u32, u32)
 residents = st.builds(ResidentSequence, u64, tuples_of(u32), u32, u32, tuples_of(u32), samplings, u32)

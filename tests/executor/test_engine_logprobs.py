@@ -59,7 +59,7 @@ def test_prompt_tokens_are_scored_in_any_chunks(engine: Engine, tiny: Path, chun
     scored = {
         part.first_position + index: score
         for result in results
-        for part in result.prompt_logprobs
+        for part in result.known_logprobs
         for index, score in enumerate(part.tokens)
     }
     assert sorted(scored) == list(range(1, len(PROMPT)))
@@ -79,12 +79,12 @@ def test_only_those_who_ask_are_told_and_the_numbers_do_not_depend_on_the_batch(
         new_sequences=tuple(new(engine, key, each, len(PROMPT), 4 * key) for key, each in enumerate(samplings))
     )
     assert [token.logprobs is None for token in together.sampled] == [True, False, False, True]
-    assert [part.sequence_id for part in together.prompt_logprobs] == [1]
+    assert [part.sequence_id for part in together.known_logprobs] == [1]
     for key, sampling in enumerate(samplings):
         alone = Session(engine).step(new_sequences=(new(engine, key, sampling, len(PROMPT)),))
         assert alone.sampled == together.sampled[key : key + 1]
         if key == 1:
-            assert alone.prompt_logprobs == together.prompt_logprobs
+            assert alone.known_logprobs == together.known_logprobs
     few, many = (token.logprobs for token in together.sampled[1:3])
     assert few is not None
     assert many is not None

@@ -35,7 +35,7 @@ def make(observer: OutputObserver, first_index: int, sample: int) -> OutputStrea
 
 
 def a_ride(num_samples: int, name: str = "a", grace_s: float = 1.0) -> Ride:
-    samples = [Sample(index, 10 + index, make, Counter()) for index in range(num_samples)]
+    samples = [Sample(index, 10 + index, make, Counter(), None) for index in range(num_samples)]
     return Ride(("", name), samples, b"digest", grace_s, None)
 
 

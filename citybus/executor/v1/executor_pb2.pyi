@@ -465,7 +465,7 @@ class Sampling(_message.Message):
     num_logprobs: _builtins.int
     """Report the log-probability of each token drawn and of so many of the likeliest ones, at most 32. Absent: none."""
     num_prompt_logprobs: _builtins.int
-    """The same of every token of the prompt but the first, as they are computed. Absent: none."""
+    """The same of every token of the prompt but the first. Absent: none."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logits of tokens."""
@@ -565,7 +565,7 @@ class StepResult(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     TOP_IDS_FIELD_NUMBER: _builtins.int
-    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    KNOWN_LOGPROBS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Number of the plan."""
     execute_ns: _builtins.int
@@ -607,8 +607,8 @@ class StepResult(_message.Message):
         """The likeliest tokens, of equals the lower id first; one row after the other."""
 
     @_builtins.property
-    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLogprobs]:
-        """Of the tokens of prompts."""
+    def known_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownLogprobs]:
+        """Of tokens that were known before the step."""
 
     def __init__(
         self,
@@ -623,19 +623,21 @@ class StepResult(_message.Message):
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         ranks: _abc.Iterable[_builtins.int] | None = ...,
         top_ids: _abc.Iterable[_builtins.int] | None = ...,
-        prompt_logprobs: _abc.Iterable[Global___PromptLogprobs] | None = ...,
+        known_logprobs: _abc.Iterable[Global___KnownLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "execute_ns", b"execute_ns", "idle_ns", b"idle_ns", "ids", b"ids", "logprobs", b"logprobs", "num_logprobs", b"num_logprobs", "prompt_logprobs", b"prompt_logprobs", "ranks", b"ranks", "step", b"step", "token_ids", b"token_ids", "top_ids", b"top_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "execute_ns", b"execute_ns", "idle_ns", b"idle_ns", "ids", b"ids", "known_logprobs", b"known_logprobs", "logprobs", b"logprobs", "num_logprobs", b"num_logprobs", "ranks", b"ranks", "step", b"step", "token_ids", b"token_ids", "top_ids", b"top_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepResult: _TypeAlias = StepResult  # noqa: Y015
 
 @_typing.final
-class PromptLogprobs(_message.Message):
-    """Log-probabilities of a part of a prompt, as columns like those of StepResult."""
+class KnownLogprobs(_message.Message):
+    """Log-probabilities of tokens that follow what was computed, as columns like those of StepResult: of a prompt, and of an
+    answer that was sent with its sequence.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -648,7 +650,7 @@ class PromptLogprobs(_message.Message):
     id: _builtins.int
     """The sequence."""
     first_position: _builtins.int
-    """Index, in the prompt, of the first token they are of; 1 or more."""
+    """Index, in the sequence, of the first token they are of; 1 or more."""
     width: _builtins.int
     """Values of logprobs for each token: one for itself and one for each of the likeliest."""
     @_builtins.property
@@ -679,7 +681,7 @@ class PromptLogprobs(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
+Global___KnownLogprobs: _TypeAlias = KnownLogprobs  # noqa: Y015
 
 @_typing.final
 class ReconcileRequest(_message.Message):

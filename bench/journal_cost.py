@@ -44,7 +44,7 @@ START_S = 120.0
 
 
 class SyntheticExecutor:
-    """`common.step.StepExecutor` that computes nothing, as fast as it can."""
+    """`common.step_executor.StepExecutor` that computes nothing, as fast as it can."""
 
     def __init__(self) -> None:
         self._info = replace(INFO, epoch=os.urandom(16), vocab_size=2**20, num_blocks=65_536, max_sequences=256)

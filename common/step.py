@@ -6,9 +6,7 @@ messages of `protos/citybus/executor/v1` and back. Block id == page index everyw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 HASH_BYTES = 16
 """Width of a block's content hash: 128 bits cannot be collided by chance, and the key keeps it from being forced."""
@@ -240,29 +238,3 @@ class StaleTerm(Exception):
 
 class InvalidPlan(Exception):
     """A plan that contradicts what the executor holds: a fault of the scheduler, never of a request."""
-
-
-class StepExecutor(Protocol):
-    """What `executor_svc.server` puts on the wire: the real engine, and the fake one in tests.
-
-    Calls come from one thread at a time.
-    """
-
-    def describe(self) -> ExecutorInfo:
-        """Facts and capacity."""
-
-    def open(self, epoch: bytes, resume: bool) -> int:
-        """Start a session; returns its term, larger than every one before.
-
-        Drops everything resident unless `resume`. Raises `StaleTerm` where `epoch` is not this executor's.
-        """
-
-    def step(self, plan: StepPlan) -> StepResult:
-        """Apply and compute one plan.
-
-        Raises `StaleTerm` for a plan of an older term and `InvalidPlan` for one that does not fit what is resident;
-        a failure of the computation itself is a result with `error`.
-        """
-
-    def resident(self, page_size: int) -> Iterator[ResidentPage]:
-        """What is resident, at least one page, each with at most `page_size` sequences and cached blocks."""

@@ -14,7 +14,7 @@ from common import address, config, log
 from common.errors import StartupError
 from common.grpc_server import GrpcServer
 from common.metrics import ExecutorMetrics, serve_metrics
-from common.step import StepExecutor
+from common.step_executor import StepExecutor
 from executor_svc.config import Config
 from executor_svc.own_kernels import check_own_kernels
 from executor_svc.server import ExecutorServicer

@@ -47,7 +47,7 @@ class EngineLimits:
 
 
 class Engine:
-    """`common.step.StepExecutor` over a model and a pool. Every call is to come from one and the same thread."""
+    """A `StepExecutor` over a model and a pool. Every call is to come from one and the same thread."""
 
     def __init__(
         self, name: str, model: Model, pool: KvPool, kernels: Kernels, limits: EngineLimits, metrics: ExecutorMetrics

@@ -84,6 +84,11 @@ class BeamSearch:
         """Tokens of every beam."""
         return len(self.beams[0].tokens)
 
+    @property
+    def told(self) -> list[Hypothesis]:
+        """The best answers, once the search is over."""
+        return self.answers[: self.params.num_answers] if self.is_over else []
+
     def advance(self, heard: Sequence[TokenLogprobs], max_tokens: int) -> None:
         """Go on by a token, from the likeliest continuations of each beam: `width`, and one for each stop token.
 

@@ -29,7 +29,7 @@ class Planner:
         active = [sequence for sequence in self._roster.running if sequence.num_remaining > 0]
         active = self._make_room(active, policy, draft, now)
         waiting = self._roster.boardable()  # before anything is scheduled: a sample copies what earlier plans compute
-        draft.seats -= len(active)
+        draft.seats -= sum(sequence.num_seats for sequence in active) + self._roster.idle_seats()
         decodes = [sequence for sequence in active if sequence.num_remaining == 1]
         prefills = [sequence for sequence in active if sequence.num_remaining > 1]
         view = self._view(draft, decodes, prefills, len(waiting))
@@ -58,18 +58,25 @@ class Planner:
 
         The eldest is never a victim, so that whatever a policy says, somebody gets to the end.
         """
-        needed = sum(1 for sequence in active if self._blocks.room(sequence) == 0)
+        needed = sum(self._wants(sequence) for sequence in active)
         survivors = list(active)
         while len(survivors) > 1 and needed > self._blocks.num_available + self._blocks.num_fenced:
             candidates = survivors[1:]
             chosen = policy.victim(tuple(sequence.view for sequence in candidates), now)
             victim = next(sequence for sequence in candidates if sequence.view is chosen)
-            needed -= self._blocks.room(victim) == 0
+            needed -= self._wants(victim)
             survivors.remove(victim)
             self._preempt(victim, draft, now)
         return survivors
 
+    def _wants(self, sequence: Sequence) -> int:
+        """Blocks it needs to compute its next token."""
+        if sequence.can_fork:
+            return max(0, self._blocks.beams.cost(sequence))
+        return int(self._blocks.room(sequence) == 0)
+
     def _preempt(self, sequence: Sequence, draft: PlanDraft, now: float) -> None:
+        draft.preempted_ids.extend(sequence.resident_ids)
         draft.sealed.extend(self._blocks.give_back(sequence))
         draft.preempted.append(sequence)
         sequence.resident = False
@@ -77,12 +84,26 @@ class Planner:
         self._roster.wait_again(sequence)
 
     def _schedule_decodes(self, decodes: list[Sequence], draft: PlanDraft) -> None:
-        """One token for each; where the budget is too small for all, for those that have waited longest."""
-        if len(decodes) > draft.tokens:
-            decodes = sorted(decodes, key=lambda sequence: sequence.last_step)[: draft.tokens]
+        """One token for each, or for each beam; where the budget is too small, for those that have waited longest."""
+        if sum(sequence.num_seats for sequence in decodes) > draft.tokens:
+            decodes = sorted(decodes, key=lambda sequence: sequence.last_step)
         for sequence in decodes:
-            if self._storable(sequence) > 0:
+            if sequence.can_fork:
+                self._fork(sequence, draft)
+            elif draft.tokens > 0 and self._storable(sequence) > 0:
                 self._schedule(sequence, 1, draft)
+
+    def _fork(self, sequence: Sequence, draft: PlanDraft) -> None:
+        """A search goes on by a token, all its beams at once or none."""
+        if sequence.num_seats > draft.tokens or self._blocks.beams.cost(sequence) > self._blocks.num_available:
+            return
+        forks, copies = self._blocks.beams.fork(sequence)
+        draft.forks.extend(forks)
+        draft.copies.extend(copies)
+        draft.forked.append(sequence)
+        draft.take(sequence, len(forks), len(forks))
+        sequence.last_step = draft.step
+        sequence.num_pending = len(forks)
 
     def _prefill_tokens(self, policy: GuardedPolicy, view: StepView, draft: PlanDraft, now: float) -> int:
         """Tokens for prefill chunks. Where nothing else is computed, a policy cannot refuse them all."""
@@ -139,7 +160,7 @@ class Planner:
             sequence = self._roster.get(chosen.sequence_id)
             assert sequence is not None, "the guard lets only those pass who wait"
             hit = self._boarding_hit(sequence, draft.step, promised)
-            if hit is None:
+            if hit is None or sequence.num_seats > draft.seats:
                 break
             num_tokens = self._board(sequence, hit, prefill_tokens, draft)
             promised += self._promised(sequence)
@@ -152,8 +173,10 @@ class Planner:
 
         Who boards must leave them alone, or somebody would be preempted at once.
         """
+        if sequence.branches:
+            return sequence.num_seats
         unallocated = self._blocks.blocks_for(len(sequence.tokens)) - len(sequence.block_table)
-        return max(unallocated, 0) + 1
+        return max(unallocated, 0) + sequence.num_seats
 
     def _boarding_hit(self, sequence: Sequence, step: int, promised: int) -> PrefixHit | None:
         """The prefix with which the sequence can board now; None where it has to wait."""
@@ -188,7 +211,7 @@ class Planner:
         draft.boarded.append(sequence)
         sequence.note_reuse(computed)
         sequence.resident = True
-        draft.seats -= 1
+        draft.seats -= sequence.num_seats
         self._advance(sequence, num_tokens, draft, draft.new_drawing)
         return num_tokens
 

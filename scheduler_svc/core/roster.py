@@ -20,6 +20,7 @@ class Roster:
         self._by_id: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._num_grouped = 0
+        self._num_searches = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -39,6 +40,7 @@ class Roster:
         self._by_id[sequence.sequence_id] = sequence
         insort(self.waiting, sequence, key=_arrival_order)
         self._num_grouped += sequence.request.group is not None
+        self._num_searches += sequence.search is not None
         if sequence.deadline is not None:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.sequence_id))
 
@@ -61,6 +63,12 @@ class Roster:
                 closed.add(group)
         return free
 
+    def idle_seats(self) -> int:
+        """Seats of running searches whose beams wait for the result of a plan in flight."""
+        if not self._num_searches:
+            return 0
+        return sum(one.num_seats for one in self.running if one.search is not None and not one.num_remaining)
+
     def board(self, sequence: Sequence) -> None:
         """A waiting sequence runs."""
         _take_out(self.waiting, sequence)
@@ -78,6 +86,7 @@ class Roster:
         _take_out(self.running if sequence.status is Status.RUNNING else self.waiting, sequence)
         del self._by_id[sequence.sequence_id]
         self._num_grouped -= sequence.request.group is not None
+        self._num_searches -= sequence.search is not None
         sequence.status = Status.ENDED
         if len(self._deadlines) > 2 * len(self._by_id) + _SLACK:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._by_id]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
+from itertools import chain
 
 from common.step import ExecutorInfo, SampledToken, SealedBlock, StepPlan, StepResult
 from scheduler_svc.core.adoption import Residency, adopt, ending_of
 from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.capacity import most_output
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.invariants import check_roster
 from scheduler_svc.core.plan_draft import PlanDraft, PlanInFlight
@@ -17,6 +20,7 @@ from scheduler_svc.core.request import Beginning, FinishReason, NeverFits, Reque
 from scheduler_svc.core.roster import Roster
 from scheduler_svc.core.score_updates import drawn_score, known_scores
 from scheduler_svc.core.scoring import Scored
+from scheduler_svc.core.search_updates import advance, last_update
 from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.view import view_of
 
@@ -43,8 +47,7 @@ class Scheduler:
         self._connect(info, term)
 
     def _connect(self, info: ExecutorInfo, term: int) -> None:
-        self._info = info
-        self._term = term
+        self._info, self._term = info, term
         self._blocks = BlockManager(info.num_blocks, info.block_size, info.epoch)
         self._planner = Planner(info, self._roster, self._blocks)
         self._in_flight: deque[PlanInFlight] = deque()
@@ -65,16 +68,12 @@ class Scheduler:
         """The live sequences, eldest first."""
         return self._roster.live()
 
-    def max_output(self, num_prompt_tokens: int) -> int:
-        """Most tokens that can follow a prompt of that length; under 1 where it can never be served."""
-        return min(self._info.max_model_len, self._info.num_blocks * self._info.block_size) - num_prompt_tokens
-
     def add(self, request: Request, output: Iterable[int] = (), beginning: Beginning | None = None) -> None:
         """Queue a request, with what it has generated elsewhere and how: then `resume` or `reset` has to follow.
 
         Raises `NeverFits` where no token could follow its prompt.
         """
-        room = self.max_output(len(request.prompt))
+        room = most_output(self._info, request)
         if room < 1:
             raise NeverFits(len(request.prompt), room)
         sequence = Sequence(request, min(room, request.max_tokens or room), output, beginning)
@@ -116,8 +115,7 @@ class Scheduler:
     def reset(self, info: ExecutorInfo, term: int, now: float) -> list[SequenceUpdate]:
         """Go on with an executor that holds nothing of ours: whatever ran waits again, at its old place.
 
-        Tokens that plans in flight were to draw are drawn again, and come out the same. Ends, with an error, the
-        sequences that do not fit the new capacity.
+        Tokens of plans in flight are drawn again, the same; who does not fit the new capacity ends with an error.
         """
         return self.resume(info, term, Residency(), now)
 
@@ -141,18 +139,17 @@ class Scheduler:
                 sequence.note_preemption(now)
                 self.totals.preemptions += 1
         heard = [
-            self._learn(sequence, SampledToken(sequence.sequence_id, token), now)
+            self._learn(sequence, [SampledToken(sequence.sequence_id, token)], now)
             for sequence, tokens in adoption.drawn
             for token in tokens
-            if sequence.status is not Status.ENDED
         ]
-        return heard + self._fit(now)
+        return [*chain.from_iterable(heard), *self._fit(now)]
 
     def _fit(self, now: float) -> list[SequenceUpdate]:
         """End who had all its tokens when it came, and who does not fit the capacity any more."""
         updates = []
         for sequence in self._roster.live():
-            fits = self.max_output(sequence.num_prompt_tokens)
+            fits = most_output(self._info, sequence.request)
             if (end := ending_of(sequence, fits)) is not None:
                 updates.append(self._end(sequence, end.reason, now, stop_token_id=end.stop_token_id, error=end.error))
             sequence.max_output = min(sequence.max_output, fits)
@@ -192,28 +189,29 @@ class Scheduler:
         if result.error is not None:
             failed = [sequence for sequence in plan.computing if sequence.status is not Status.ENDED]
             return [self._end(sequence, FinishReason.ERROR, now, error=result.error) for sequence in failed]
-        if [token.sequence_id for token in result.sampled] != [sequence.sequence_id for sequence in plan.drawing]:
-            raise WrongResult(f"the result of step {result.step} has tokens of other sequences than its plan")
-        return known_scores(self._roster, result.known_logprobs) + [
-            self._learn(sequence, token, now)
-            for sequence, token in zip(plan.drawing, result.sampled, strict=True)
-            if sequence.status is not Status.ENDED
-        ]
+        heard = [self._learn(sequence, drawn, now) for sequence, drawn in plan.draws(result.sampled)]
+        return known_scores(self._roster, result.known_logprobs) + list(chain.from_iterable(heard))
 
-    def _learn(self, sequence: Sequence, drawn: SampledToken, now: float) -> SequenceUpdate:
-        """A token that was pending is known now."""
-        token, scored = drawn.token_id, drawn_score(sequence, drawn)
+    def _learn(self, sequence: Sequence, drawn: ListOf[SampledToken], now: float) -> list[SequenceUpdate]:
+        """A token that was pending is known now; of a search, one for each beam."""
+        if sequence.status is Status.ENDED:
+            return []
+        sequence.note_token(now)
+        if sequence.search is not None:
+            sequence.num_pending = 0
+            self.totals.generated_tokens += advance(sequence.search, drawn, sequence.max_output)
+            return [self._end(sequence, FinishReason.LENGTH, now)] if sequence.search.is_over else []
+        token, scored = drawn[0].token_id, drawn_score(sequence, drawn[0])
         sequence.num_pending -= 1
         sequence.tokens.append(token)
         self.totals.generated_tokens += 1
-        sequence.note_token(now)
         if sequence.has_stopped:
-            return self._end(sequence, FinishReason.STOP, now, news=(token,), scored=scored, stop_token_id=token)
+            return [self._end(sequence, FinishReason.STOP, now, news=(token,), scored=scored, stop_token_id=token)]
         if sequence.num_output_tokens >= sequence.max_output:
-            return self._end(sequence, FinishReason.LENGTH, now, news=(token,), scored=scored)
+            return [self._end(sequence, FinishReason.LENGTH, now, news=(token,), scored=scored)]
         self._sealed.extend(self._blocks.seal(sequence))
-        index = sequence.num_output_tokens - 1
-        return SequenceUpdate(sequence.sequence_id, index, (token,), None, sequence.beginning, scored)
+        first = sequence.num_output_tokens - 1
+        return [SequenceUpdate(sequence.sequence_id, first, (token,), None, sequence.beginning, scored)]
 
     def _end(
         self,
@@ -229,12 +227,14 @@ class Scheduler:
     ) -> SequenceUpdate:
         """The one way a sequence ends: with `news` as its last tokens, and without the last `surplus` it has."""
         self._roster.remove(sequence)
-        self._sealed.extend(self._blocks.give_back(sequence))
         if sequence.resident:
-            self._finished_ids.append(sequence.sequence_id)
+            self._finished_ids.extend(sequence.resident_ids)
+        self._sealed.extend(self._blocks.give_back(sequence))
         del sequence.tokens[len(sequence.tokens) - surplus :]
         self.totals.finished += 1
         outcome = sequence.outcome(reason, now, stop_token_id=stop_token_id, error=error)
+        if sequence.search is not None:
+            return last_update(sequence.search, sequence.sequence_id, outcome)
         return SequenceUpdate(sequence.sequence_id, sequence.num_output_tokens - len(news), news, outcome, None, scored)
 
     def snapshot(self) -> Snapshot:

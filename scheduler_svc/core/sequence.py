@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
+from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.policy import SequenceView
 from scheduler_svc.core.request import Beginning, FinishReason, Outcome, Request
 from scheduler_svc.core.scoring import Scoring
@@ -32,16 +33,20 @@ class Sequence:
         max_output: most tokens it may generate: what was asked for and what fits.
         num_cached_blocks: leading full blocks that the prefix cache had when it was last asked.
         scoring: how far its log-probabilities have come.
+        search: its beam search, where it is one. Its own tokens are the prompt then, and once that is computed
+            `branches` are the block tables of the beams, with `num_branched` tokens each; `block_table` is empty.
         view: what policies are shown of it.
     """
 
     __slots__ = (
         "block_hashes",
         "block_table",
+        "branches",
         "first_scheduled_at",
         "first_token_at",
         "last_step",
         "max_output",
+        "num_branched",
         "num_cached_blocks",
         "num_cached_tokens",
         "num_pending",
@@ -51,6 +56,7 @@ class Sequence:
         "request",
         "resident",
         "scoring",
+        "search",
         "status",
         "tokens",
         "view",
@@ -70,6 +76,9 @@ class Sequence:
         self.num_sealed = 0
         self.num_cached_blocks = 0
         self.scoring = Scoring(request.sampling, len(request.prompt))
+        self.search = None if request.beams is None else BeamSearch(request.beams, request.stop_token_ids)
+        self.branches: list[list[int]] = []
+        self.num_branched = 0
         self.view: SequenceView
         self.last_step = 0
         self.resident = False
@@ -139,11 +148,31 @@ class Sequence:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens the next plans have to compute: 0 while only the results of plans in flight are missing."""
+        """Tokens the next plans have to compute: 0 while only the results of plans in flight are missing.
+
+        1 where a search can go on by a token: one for each beam.
+        """
+        if self.search is not None:
+            return int(self.num_pending == 0) if self.has_computed_prompt else len(self.tokens) - self.num_scheduled
         planned = len(self.tokens) + self.num_pending
         if planned - len(self.request.prompt) >= self.max_output:
             return 0
         return planned - self.num_scheduled
+
+    @property
+    def num_seats(self) -> int:
+        """Rows that a step may need for it."""
+        return 1 if self.search is None else self.search.params.width
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether it is a search that knows how its beams go on, and has not told the executor yet."""
+        return self.search is not None and self.search.length > 0 and self.num_pending == 0
+
+    @property
+    def resident_ids(self) -> range:
+        """Ids under which the executor knows it, where it does."""
+        return range(self.sequence_id, self.sequence_id + max(1, len(self.branches)))
 
     @property
     def num_stored(self) -> int:
@@ -166,6 +195,10 @@ class Sequence:
         self.block_table = []
         self.num_scheduled = 0
         self.num_sealed = 0
+        if self.search is not None:
+            self.branches = []
+            if not self.search.is_over:
+                self.search.start_over()
 
     def forget_plans(self, now: float) -> None:
         """Start over: the plans in flight will have no results. Tokens it has from elsewhere came by `now`."""

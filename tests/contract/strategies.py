@@ -8,6 +8,7 @@ from common.step import (
     HASH_BYTES,
     BlockCopy,
     ExecutorInfo,
+    Fork,
     KnownLogprobs,
     NewSequence,
     ResidentPage,
@@ -61,6 +62,7 @@ plans = st.builds(
     preempted_ids=tuples_of(u64),
     copies=tuples_of(st.builds(BlockCopy, u32, u32)),
     sealed=tuples_of(seals),
+    forks=tuples_of(st.builds(Fork, u64, u64, u32, u32, tuples_of(u32)), 3),
 )
 
 

@@ -1,0 +1,48 @@
+"""How a beam search goes on, and what is told of it: nothing before its end, then its best answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from common.step import SampledToken, TokenLogprobs
+from scheduler_svc.core.beams import BeamSearch
+from scheduler_svc.core.request import FinishReason, Outcome, SequenceUpdate, WrongResult
+
+
+def advance(search: BeamSearch, drawn: Iterable[SampledToken], max_tokens: int) -> int:
+    """A step has said what continues each beam; returns how many tokens are to be told now.
+
+    Raises `WrongResult` where it has not.
+    """
+    search.advance([_likeliest(token) for token in drawn], max_tokens)
+    return sum(len(answer.tokens) for answer in search.told)
+
+
+def _likeliest(token: SampledToken) -> TokenLogprobs:
+    if token.logprobs is None:
+        raise WrongResult(f"sequence {token.sequence_id} is a beam, and nothing says what continues it")
+    return token.logprobs
+
+
+def last_update(search: BeamSearch, sequence_id: int, outcome: Outcome) -> SequenceUpdate:
+    """The news of a search that has ended: its best answers, or that there are none. `outcome` is what all share."""
+    outcomes = [outcome] * search.params.num_answers
+    tokens: list[tuple[int, ...]] = [()] * search.params.num_answers
+    if search.is_over:
+        tokens = [answer.tokens for answer in search.told]
+        outcomes = [
+            replace(
+                outcome,
+                reason=FinishReason.LENGTH if answer.stop_token_id is None else FinishReason.STOP,
+                num_output_tokens=len(answer.tokens),
+                stop_token_id=answer.stop_token_id,
+                score=answer.score,
+            )
+            for answer in search.told
+        ]
+    updates = [
+        SequenceUpdate(sequence_id + index, 0, ids, how)
+        for index, (ids, how) in enumerate(zip(tokens, outcomes, strict=True))
+    ]
+    return replace(updates[0], others=tuple(updates[1:]))

@@ -45,13 +45,17 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How an answer ended; the token or the text that stopped it is set where `reason` is STOP."""
+    """How an answer ended; the token or the text that stopped it is set where `reason` is STOP.
+
+    `score` is what `best_of` or beam search ranked it by.
+    """
 
     reason: FinishReason
     usage: Usage
     timings: Timings
     stop_token_id: int | None = None
     stop_text: str | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,7 @@ def finish_of(message: pb.GenerateResponse) -> Finish | None:
         Timings(end.timings.queued_ms, end.timings.first_token_ms, end.timings.total_ms),
         end.stop_token_id if stopped_by == "stop_token_id" else None,
         end.stop_text if stopped_by == "stop_text" else None,
+        end.score if end.HasField("score") else None,
     )
 
 

@@ -11,8 +11,9 @@ from citybus.journal.v1 import journal_pb2 as journal_pb
 from citybus.v1 import generation_pb2 as pb
 from common.errors import CitybusError
 from common.metrics import SchedulerMetrics
-from common.step import ExecutorInfo
+from common.step import ExecutorInfo, Sampling
 from scheduler_svc.annotations import Annotations, Asked
+from scheduler_svc.answer_params import check_search
 from scheduler_svc.core.request import Request
 from scheduler_svc.detokenizer import LONGEST_CHARACTER, Detokenizer
 from scheduler_svc.journal_file import Entry
@@ -27,11 +28,20 @@ from scheduler_svc.validation import GenerateCall, validate_generate
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Requests for the loop, one a sample; the ride that readers know them by; and what the journal keeps of it."""
+    """Requests for the loop, one a sample or one for a search; the ride that readers know them by; and what the journal
+    keeps of it.
+    """
 
     requests: tuple[Request, ...]
     ride: Ride
     record: bytes
+
+    @property
+    def served(self) -> list[tuple[Request, Sequence[Sample]]]:
+        """The requests, each with the samples that are its answers."""
+        if len(self.requests) == 1:
+            return [(self.requests[0], self.ride.samples)]
+        return [(request, [sample]) for request, sample in zip(self.requests, self.ride.samples, strict=True)]
 
 
 class Acceptance:
@@ -61,9 +71,9 @@ class Acceptance:
         *,
         sequence_ids: Sequence[int],
         arrival: float,
-        vocab_size: int,
+        model: ExecutorInfo,
     ) -> Accepted:
-        """A request that has just come, with its prompt in tokens and an id for each of its samples.
+        """A request that has just come, with its prompt in tokens and an id for each of its samples or beams.
 
         Raises `InvalidRequest`.
         """
@@ -74,7 +84,7 @@ class Acceptance:
         record.request.sampling.seed = call.sampling.seed
         record.request.tokens.CopyFrom(pb.TokenPrompt(ids=prompt))
         begun = [False] * len(sequence_ids)
-        return self._accepted(record, call, prompt, sequence_ids, arrival, call.grace_s, vocab_size, begun)
+        return self._accepted(record, call, prompt, sequence_ids, arrival, call.grace_s, model, begun)
 
     def restore(self, entries: Sequence[Entry], model: ExecutorInfo, least_grace_s: float) -> Accepted:
         """A request that the journal knows by these entries, one a sample.
@@ -84,14 +94,14 @@ class Acceptance:
         first = entries[0]
         record = journal_pb.AcceptedRequest.FromString(first.request)
         call = validate_generate(record.request, model)
-        if call.num_samples != len(entries):
-            raise CitybusError(f"the journal has {len(entries)} of its {call.num_samples} samples")
+        if call.answers.num_samples != len(entries):
+            raise CitybusError(f"the journal has {len(entries)} of its {call.answers.num_samples} samples")
         arrival = self._clock() - max(0.0, time.time() - first.accepted)
         prompt = tuple(record.request.tokens.ids)
         grace_s = max(call.grace_s, least_grace_s)
         numbers = [entry.sequence_id for entry in entries]
         begun = [bool(entry.tokens) for entry in entries]
-        return self._accepted(record, call, prompt, numbers, arrival, grace_s, model.vocab_size, begun)
+        return self._accepted(record, call, prompt, numbers, arrival, grace_s, model, begun)
 
     def _accepted(
         self,
@@ -101,16 +111,17 @@ class Acceptance:
         sequence_ids: Sequence[int],
         arrival: float,
         grace_s: float,
-        vocab_size: int,
+        model: ExecutorInfo,
         begun: Sequence[bool],
     ) -> Accepted:
         stop_token_ids = call.stop_token_ids | (frozenset() if call.ignore_eos else self._eos_token_ids)
+        sampling = _scored(call, stop_token_ids, model)
         bad_words = [spelling for word in call.bad_words for spelling in self._tokenizer.spellings(word)]
         limits = [limit for limit in (call.time_limit_s, self._max_time_s) if limit is not None]
         request = Request(
             sequence_id=sequence_ids[0],
             prompt=prompt,
-            sampling=with_bans(call.sampling, stop_token_ids, bad_words, vocab_size),
+            sampling=with_bans(sampling, stop_token_ids, bad_words, model.vocab_size),
             arrival=arrival,
             stop_token_ids=stop_token_ids,
             max_tokens=call.max_tokens,
@@ -118,7 +129,9 @@ class Acceptance:
             tenant=call.tenant,
             deadline=arrival + min(limits) if limits else None,
             cache_salt=call.cache_salt,
-            group=sequence_ids[0] if len(sequence_ids) > 1 else None,
+            group=sequence_ids[0] if call.answers.num_samples > 1 and call.answers.beams is None else None,
+            beams=call.answers.beams,
+            is_ranked=call.answers.is_ranked,
         )
         key = (call.tenant, call.request_id)
         make = self._stream_maker(record, call, prompt, request.stop_token_ids)
@@ -130,9 +143,11 @@ class Acceptance:
                 self._meter(arrival, call.tenant, index, begun=begun[index]),
                 self._annotations(call, prompt, index),
             )
-            for index, sequence_id in enumerate(sequence_ids)
+            for index, sequence_id in enumerate(sequence_ids[: call.answers.num_samples])
         ]
-        ride = Ride(key, samples, record.digest, grace_s, request.deadline)
+        ride = Ride(key, samples, call.answers, record.digest, grace_s, request.deadline)
+        if call.answers.beams is not None:
+            return Accepted((request,), ride, record.SerializeToString())
         requests = tuple(_sample_of(request, index, sequence_id) for index, sequence_id in enumerate(sequence_ids))
         return Accepted(requests, ride, record.SerializeToString())
 
@@ -170,6 +185,17 @@ class Acceptance:
         echo = self._tokenizer.token_bytes.text_of(prompt, self._special(call)) if call.echo and is_first else None
         asked = Asked(logprobs, is_first and sampling.num_prompt_logprobs is not None, echo)
         return Annotations(asked, prompt) if asked.anything else None
+
+
+def _scored(call: GenerateCall, stop_token_ids: frozenset[int], model: ExecutorInfo) -> Sampling:
+    """The sampling, with the log-probabilities that ranking or a search takes. Raises `InvalidRequest`."""
+    beams = call.answers.beams
+    if beams is not None:
+        check_search(beams, stop_token_ids, model)
+        return Sampling(temperature=0.0, seed=call.sampling.seed, num_logprobs=beams.width + len(stop_token_ids))
+    if call.answers.is_ranked and call.sampling.num_logprobs is None:
+        return replace(call.sampling, num_logprobs=0)
+    return call.sampling
 
 
 def _sample_of(request: Request, index: int, sequence_id: int) -> Request:

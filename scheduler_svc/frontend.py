@@ -55,8 +55,11 @@ class Loop(Protocol):
     def next_sequence_ids(self, count: int) -> Sequence[int]:
         """Consecutive ids that no sequence has had."""
 
-    def submit(self, request: Request, sink: OutputSink) -> None:
-        """Take in a request. Raises `InvalidRequest` where it can never fit, `Unavailable` while none are taken."""
+    def submit(self, request: Request, sinks: Sequence[OutputSink]) -> None:
+        """Take in a request, which has one answer or, as a search, several.
+
+        Raises `InvalidRequest` where it can never fit, `Unavailable` while none are taken.
+        """
 
     def cancel(self, sequence_id: int) -> None:
         """End a sequence; nothing where it has ended."""
@@ -139,22 +142,22 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def _accept(self, request: pb.GenerateRequest, call: GenerateCall, arrival: float) -> tuple[Ride, Reading]:
         """Take a request in; it is in the journal when this returns. Another reader may have come by then."""
-        with self._rides.reserve((call.tenant, call.request_id), call.num_samples):
+        with self._rides.reserve((call.tenant, call.request_id), call.answers.num_sequences):
             model = self._model()
             prompt = await self._encoder.encode(call.prompt, model.vocab_size, model.max_model_len)
             check_room(len(prompt), model.max_model_len)
             check_prompt_logprobs(len(prompt), call.sampling)
-            numbers = self._loop.next_sequence_ids(call.num_samples)
+            numbers = self._loop.next_sequence_ids(call.answers.num_sequences)
             accepted = self._acceptance.accept(
-                request, call, prompt, sequence_ids=numbers, arrival=arrival, vocab_size=model.vocab_size
+                request, call, prompt, sequence_ids=numbers, arrival=arrival, model=model
             )
-            for each, sample in zip(accepted.requests, accepted.ride.samples, strict=True):
-                self._loop.submit(each, sample)
+            for each, sinks in accepted.served:
+                self._loop.submit(each, sinks)
             self._rides.add(accepted.ride)
         ride, stream = accepted.ride, accepted.ride.stream
         self._rides.board(ride)
         try:
-            await self._journal.accept(numbers, accepted.record)
+            await self._journal.accept([sample.sequence_id for sample in ride.samples], accepted.record)
         except BaseException:
             self._rides.cancel(ride)
             raise
@@ -190,14 +193,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 self._journal.end(entry.sequence_id, unserved(str(error)))
             return []
         ride = accepted.ride
-        restored = []
-        for entry, request, sample in zip(entries, accepted.requests, ride.samples, strict=True):
-            stop = sample.restore(entry.tokens)
-            if entry.outcome is None:
-                beginning = beginning_from_json(entry.beginning) if entry.beginning else None
-                restored.append(Restored(request, entry.tokens, sample, stop, beginning))
-            else:
+        stops = [sample.restore(entry.tokens) for entry, sample in zip(entries, ride.samples, strict=True)]
+        for entry, sample in zip(entries, ride.samples, strict=True):
+            if entry.outcome is not None:
                 sample.ended_before(outcome_from_json(entry.outcome))
+        restored = [
+            Restored(request, entry.tokens, sinks, stop, beginning_from_json(entry.beginning))
+            for entry, stop, (request, sinks) in zip(entries, stops, accepted.served, strict=False)
+            if entry.outcome is None
+        ]
         if has_ended:
             self._rides.add_ended(ride)
         else:
@@ -229,10 +233,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
 async def _relay(ride: Ride, stream: Reading, context: Context) -> None:
     """Send everything that comes out of `stream`, until all its samples have ended; raises the error it ends with."""
-    num_samples = len(ride.samples)
-    while num_samples > 0:
+    num_left = ride.answers.num_answers
+    while num_left > 0:
         delta = await stream.next()
-        num_samples -= delta.outcome is not None
+        num_left -= delta.outcome is not None
         sample = ride.samples[delta.sample]
         if sample.annotations is None:
             await context.write(response_of(delta, None))

@@ -55,7 +55,8 @@ class Delta:
     """What has been added to an answer: `token_ids` from number `first_index` on, and the text they completed.
 
     `outcome` is set in the last one; `stop_text` then says which stop text ended the answer, if one did. `sample` is
-    the number of the answer, where a request has several.
+    the number of the answer, where a request has several; `told_as` is that which its reader knows it by, where only
+    the best are told.
     """
 
     first_index: int
@@ -64,6 +65,7 @@ class Delta:
     outcome: Outcome | None = None
     stop_text: str | None = None
     sample: int = 0
+    told_as: int | None = None
 
     @property
     def indexes(self) -> range:

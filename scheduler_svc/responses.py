@@ -25,7 +25,7 @@ def parts_of(delta: Delta, most_tokens: int) -> Iterator[Delta]:
     last = max(0, len(token_ids) - 1) // most_tokens * most_tokens
     for start in range(0, last, most_tokens):
         part = token_ids[start : start + most_tokens]
-        yield Delta(first + start, part, "", sample=delta.sample)
+        yield Delta(first + start, part, "", sample=delta.sample, told_as=delta.told_as)
     yield replace(delta, first_index=first + last, token_ids=token_ids[last:])
 
 
@@ -33,7 +33,7 @@ def response_of(delta: Delta, annotations: Annotations | None) -> pb.GenerateRes
     """The message for the next part of an answer."""
     response = pb.GenerateResponse(
         first_index=delta.first_index,
-        sample=delta.sample,
+        sample=delta.sample if delta.told_as is None else delta.told_as,
         token_ids=delta.token_ids,
         text=delta.text,
         finish=_finish(delta.outcome, delta.stop_text) if delta.outcome else None,
@@ -69,6 +69,8 @@ def _finish(outcome: Outcome, stop_text: str | None) -> pb.Finish:
             total_ms=1000 * outcome.total_s,
         ),
     )
+    if outcome.score is not None:
+        finish.score = outcome.score
     if stop_text is not None:
         finish.stop_text = stop_text
     elif outcome.stop_token_id is not None:

@@ -8,8 +8,10 @@ from typing import Protocol
 
 from common.errors import Aborted, CitybusError, InvalidRequest
 from scheduler_svc.annotations import Annotations
+from scheduler_svc.answer_params import AnswerParams
 from scheduler_svc.core.request import FinishReason, Outcome, SequenceUpdate
 from scheduler_svc.output_stream import Delta, OutputObserver, OutputStream, TextStop
+from scheduler_svc.ranked_stream import RankedStream
 from scheduler_svc.sample_streams import SampleStreams
 
 _ANSWERED = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.DEADLINE)
@@ -140,21 +142,28 @@ class Sample:
 class Ride:
     """One accepted request. It ends when all its samples have; where one of them fails, all do.
 
-    `grace_s` is how long it goes on without a reader, `deadline` when its time limit passes; `digest` tells whether a
-    request is the same one again.
+    `answers` says how many it tells: all its samples, or the best of them. `grace_s` is how long it goes on without a
+    reader, `deadline` when its time limit passes; `digest` tells whether a request is the same one again.
     """
 
     def __init__(
-        self, key: Key, samples: Sequence[Sample], digest: bytes, grace_s: float, deadline: float | None
+        self,
+        key: Key,
+        samples: Sequence[Sample],
+        answers: AnswerParams,
+        digest: bytes,
+        grace_s: float,
+        deadline: float | None,
     ) -> None:
         self.key = key
         self.samples = samples
+        self.answers = answers
         self.digest = digest
         self.grace_s = grace_s
         self.deadline = deadline
         self.has_reader = False
         self.was_read_to_the_end = False
-        self.stream = _joined([sample.stream for sample in samples])
+        self.stream = self._joined([0] * answers.num_answers, [sample.stream for sample in samples])
         self.when_ended: Callable[[Ride], None] = lambda ride: None
         for sample in samples:
             sample.when_ended = self._note_end
@@ -175,15 +184,22 @@ class Ride:
         Samples beyond `next_indexes` start at their first token. Raises `InvalidRequest` where there is no such
         sample, or one ended before that token.
         """
-        num_samples = len(self.samples)
-        if len(next_indexes) > num_samples:
-            raise InvalidRequest(f"next_indexes: the request has {num_samples} samples only")
-        starts = [*next_indexes, *([0] * (num_samples - len(next_indexes)))]
-        for sample, start in zip(self.samples, starts, strict=True):
+        num_answers = self.answers.num_answers
+        if len(next_indexes) > num_answers:
+            raise InvalidRequest(f"next_indexes: the request has {num_answers} samples only")
+        starts = [*next_indexes, *([0] * (num_answers - len(next_indexes)))]
+        read_from = [0] * len(self.samples) if self.answers.is_ranked else starts
+        for sample, start in zip(self.samples, read_from, strict=True):
             sample.check_start(start)
         self.stream.fail(Aborted("another reader has taken this answer over"))
-        self.stream = _joined([sample.attach(start) for sample, start in zip(self.samples, starts, strict=True)])
+        parts = [sample.attach(start) for sample, start in zip(self.samples, read_from, strict=True)]
+        self.stream = self._joined(starts, parts)
         return self.stream
+
+    def _joined(self, starts: Sequence[int], parts: Sequence[OutputStream]) -> Reading:
+        if self.answers.is_ranked:
+            return RankedStream(SampleStreams(parts), len(parts), starts)
+        return parts[0] if len(parts) == 1 else SampleStreams(parts)
 
     def _note_end(self, sample: Sample) -> None:
         others = [one for one in self.samples if one is not sample]
@@ -200,7 +216,3 @@ def _ending_of(ending: Outcome | CitybusError) -> Outcome | CitybusError:
     if isinstance(ending, Outcome) and ending.reason is FinishReason.ERROR:
         return CitybusError(ending.error or "the request failed")
     return ending
-
-
-def _joined(parts: Sequence[OutputStream]) -> Reading:
-    return parts[0] if len(parts) == 1 else SampleStreams(parts)

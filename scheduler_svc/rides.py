@@ -22,7 +22,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class Rides:
-    """The live requests, at most `limit` samples of them, and for a while those that have ended.
+    """The live requests, at most `limit` sequences of them, and for a while those that have ended.
 
     `cancel` ends a sequence. Only who may be read again is kept: a request with a grace.
     """
@@ -31,24 +31,24 @@ class Rides:
         self._limit = limit
         self._cancel = cancel
         self._live: dict[Key, Ride | None] = {}
-        self._num_samples: dict[Key, int] = {}
+        self._num_sequences: dict[Key, int] = {}
         self._num_live = 0
         self._ended: dict[Key, tuple[Ride, float]] = {}
         self._alarms: dict[Key, asyncio.TimerHandle] = {}
         self._annotated: deque[Annotations] = deque()
 
     @contextmanager
-    def reserve(self, key: Key, num_samples: int = 1) -> Iterator[None]:
+    def reserve(self, key: Key, num_sequences: int = 1) -> Iterator[None]:
         """Keep an id, and places, inside the `with` block, for `add`. Raises `AlreadyExists` or `Exhausted`."""
         if key in self._live:
             raise AlreadyExists("request_id: a live request of this tenant has this id; choose another")
-        if self._num_live + num_samples > self._limit:
+        if self._num_live + num_sequences > self._limit:
             raise Exhausted(
                 f"the server has {self._num_live} of at most {self._limit} requests, and this one counts as"
-                f" {num_samples}; try again later",
+                f" {num_sequences}; try again later",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        self._take(key, None, num_samples)
+        self._take(key, None, num_sequences)
         try:
             yield
         finally:
@@ -59,7 +59,7 @@ class Rides:
         """A request is accepted."""
         self._ended.pop(ride.key, None)
         self._drop(ride.key)
-        self._take(ride.key, ride, len(ride.samples))
+        self._take(ride.key, ride, ride.answers.num_sequences)
         ride.when_ended = self._note_end
 
     def add_ended(self, ride: Ride) -> None:
@@ -88,13 +88,13 @@ class Rides:
         for sample in ride.samples:
             self._cancel(sample.sequence_id)
 
-    def _take(self, key: Key, ride: Ride | None, num_samples: int) -> None:
-        self._live[key], self._num_samples[key] = ride, num_samples
-        self._num_live += num_samples
+    def _take(self, key: Key, ride: Ride | None, num_sequences: int) -> None:
+        self._live[key], self._num_sequences[key] = ride, num_sequences
+        self._num_live += num_sequences
 
     def _drop(self, key: Key) -> None:
         self._live.pop(key, None)
-        self._num_live -= self._num_samples.pop(key, 0)
+        self._num_live -= self._num_sequences.pop(key, 0)
 
     def _known(self, key: Key) -> Ride | None:
         return self._live.get(key) or self._ended.get(key, (None, 0.0))[0]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from citybus.v1 import generation_pb2 as pb
 from common.errors import InvalidRequest, NotFound
 from common.step import ExecutorInfo, Sampling
+from scheduler_svc.answer_params import AnswerParams, answer_params_of
 from scheduler_svc.prompts import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
 from scheduler_svc.sampling_limits import bad_words_of, check_count, sampling_of, token_ids
 
@@ -24,7 +25,6 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_PRIORITY = 1000
 MAX_SALT_BYTES = 128
 MAX_GRACE_MS = 3_600_000
-MAX_SAMPLES = 64
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _TENANT = re.compile(r"[ -~]{0,128}")
@@ -55,7 +55,7 @@ class GenerateCall:
     cache_salt: str | None
     skip_special_tokens: bool
     grace_s: float
-    num_samples: int
+    answers: AnswerParams
 
 
 def validate_generate(request: pb.GenerateRequest, model: ExecutorInfo) -> GenerateCall:
@@ -83,7 +83,7 @@ def validate_generate(request: pb.GenerateRequest, model: ExecutorInfo) -> Gener
         cache_salt=_cache_salt(request),
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
         grace_s=_grace_s(request),
-        num_samples=_num_samples(request.samples),
+        answers=answer_params_of(request, model),
     )
 
 
@@ -153,13 +153,6 @@ def _grace_s(request: pb.GenerateRequest) -> float:
     if request.reconnect_grace_ms > MAX_GRACE_MS:
         raise InvalidRequest(f"reconnect_grace_ms must be at most {MAX_GRACE_MS}")
     return request.reconnect_grace_ms / 1000
-
-
-def _num_samples(samples: pb.SampleParams) -> int:
-    n = samples.n if samples.HasField("n") else 1
-    if not 1 <= n <= MAX_SAMPLES:
-        raise InvalidRequest(f"samples.n must be from 1 to {MAX_SAMPLES}")
-    return n
 
 
 def _cache_salt(request: pb.GenerateRequest) -> str | None:

@@ -27,7 +27,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_request_options(parser)
     add_output_options(parser)
     several = "answers to give, each with a seed of its own; at most 64 (default: 1)"
-    parser.add_argument("--n", type=int, metavar="N", default=argparse.SUPPRESS, help=several)
+    group = parser.add_argument_group("answers", argument_default=argparse.SUPPRESS)
+    group.add_argument("--n", type=int, metavar="N", help=several)
+    group.add_argument("--best-of", type=int, metavar="N", help="make so many, give the --n best (default: --n)")
+    group.add_argument("--beam-width", type=int, metavar="N", help="beams of a search, 2 to 16 (default: draw instead)")
+    group.add_argument("--length-penalty", type=float, metavar="P", help="over 0 favours long beams (default: 1)")
     parser.set_defaults(run=run)
 
 

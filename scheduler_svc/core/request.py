@@ -19,6 +19,7 @@ class Request:
     as many as fit. `arrival` and `deadline` are readings of the caller's clock, in seconds. Sequences of the same
     `group` are samples of one prompt: one of them computes it, the others board when it is there. With `beams` it is a
     search, which has the `beams.width` ids from `sequence_id` on: its beams use them, and so do its answers.
+    The outcome of one that `is_ranked` has a score, for which its sampling asks for log-probabilities.
     """
 
     sequence_id: int
@@ -33,6 +34,7 @@ class Request:
     cache_salt: str | None = None
     group: int | None = None
     beams: BeamParams | None = None
+    is_ranked: bool = False
 
 
 class FinishReason(enum.Enum):
@@ -50,7 +52,7 @@ class Outcome:
     """How a sequence ended. Times are in seconds from its arrival; None where it never came so far.
 
     `stop_token_id` is the token that ended it, where one did; `error` says what failed where `reason` is ERROR; `score`
-    is that of a search's answer.
+    is that of a search's answer, or the mean log-probability of a ranked sequence's tokens.
     """
 
     reason: FinishReason

@@ -171,8 +171,7 @@ class Scheduler:
     def _send(self, draft: PlanDraft) -> StepPlan:
         sealed = [seal for seal in self._sealed + draft.sealed if self._blocks.is_known(seal)]
         plan = draft.plan(self._term, self._finished_ids, sealed)
-        self._finished_ids, self._sealed = [], []
-        self._step = draft.step
+        self._finished_ids, self._sealed, self._step = [], [], draft.step
         self._in_flight.append(draft.in_flight())
         return plan
 
@@ -189,8 +188,9 @@ class Scheduler:
         if result.error is not None:
             failed = [sequence for sequence in plan.computing if sequence.status is not Status.ENDED]
             return [self._end(sequence, FinishReason.ERROR, now, error=result.error) for sequence in failed]
+        known = known_scores(self._roster, result.known_logprobs)  # they come before what is drawn behind them
         heard = [self._learn(sequence, drawn, now) for sequence, drawn in plan.draws(result.sampled)]
-        return known_scores(self._roster, result.known_logprobs) + list(chain.from_iterable(heard))
+        return [*known, *chain.from_iterable(heard)]
 
     def _learn(self, sequence: Sequence, drawn: ListOf[SampledToken], now: float) -> list[SequenceUpdate]:
         """A token that was pending is known now; of a search, one for each beam."""

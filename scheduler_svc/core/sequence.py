@@ -242,6 +242,7 @@ class Sequence:
             total_s=now - self.arrival,
             stop_token_id=stop_token_id,
             error=error,
+            score=self.scoring.mean(self.num_output_tokens) if self.request.is_ranked else None,
         )
 
 

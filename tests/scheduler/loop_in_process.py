@@ -118,7 +118,7 @@ def ask(loop: SchedulerLoop, prompt: tuple[int, ...] = (1,) * 33) -> asyncio.Fut
     """Submit a request for 17 tokens."""
     ending = Ending()
     (number,) = loop.next_sequence_ids(1)
-    loop.submit(Request(number, prompt, Sampling(), arrival=0.0, max_tokens=17), ending)
+    loop.submit(Request(number, prompt, Sampling(), arrival=0.0, max_tokens=17), [ending])
     return ending.outcome
 
 

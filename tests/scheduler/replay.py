@@ -166,7 +166,7 @@ def _info(facts: Event) -> ExecutorInfo:
 
 
 def _request_text(request: Request) -> Event:
-    newer = ("group", "beams")  # only where they say something, so that older records stay as they are
+    newer = ("group", "beams", "is_ranked")  # only where they say something, so that older records stay as they are
     facts = {name: value for name, value in dataclasses.asdict(request).items() if value or name not in newer}
     return {**facts, "sampling": _sampling_text(request.sampling), "stop_token_ids": sorted(request.stop_token_ids)}
 

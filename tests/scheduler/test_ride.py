@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from common.errors import Aborted, AlreadyExists, CitybusError, Exhausted, InvalidRequest
+from scheduler_svc.answer_params import AnswerParams
 from scheduler_svc.core.request import FinishReason, Outcome, SequenceUpdate
 from scheduler_svc.detokenizer import Detokenizer
 from scheduler_svc.output_stream import Delta, OutputObserver, OutputStream
@@ -34,9 +35,9 @@ def make(observer: OutputObserver, first_index: int, sample: int) -> OutputStrea
     return OutputStream(Detokenizer(BYTES, (), frozenset()), ["END"], observer, first_index, sample)
 
 
-def a_ride(num_samples: int, name: str = "a", grace_s: float = 1.0) -> Ride:
+def a_ride(num_samples: int, name: str = "a", grace_s: float = 1.0, answers: AnswerParams | None = None) -> Ride:
     samples = [Sample(index, 10 + index, make, Counter(), None) for index in range(num_samples)]
-    return Ride(("", name), samples, b"digest", grace_s, None)
+    return Ride(("", name), samples, answers or AnswerParams(num_samples, num_samples), b"digest", grace_s, None)
 
 
 def end(reason: FinishReason, count: int = 0) -> Outcome:

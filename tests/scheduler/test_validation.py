@@ -11,6 +11,7 @@ import pytest
 from citybus.v1 import generation_pb2 as pb
 from common.errors import InvalidRequest, NotFound
 from common.step import ExecutorInfo, Sampling
+from scheduler_svc.answer_params import AnswerParams
 from scheduler_svc.prompts import ChatPrompt, Message, TextPrompt, TokenPrompt
 from scheduler_svc.validation import GenerateCall, validate_generate, validate_prompt
 
@@ -64,7 +65,7 @@ def test_defaults() -> None:
         cache_salt=None,
         skip_special_tokens=True,
         grace_s=0.0,
-        num_samples=1,
+        answers=AnswerParams(),
     )
 
 
@@ -132,7 +133,7 @@ def test_every_field_arrives() -> None:
         cache_salt="",
         skip_special_tokens=False,
         grace_s=2.5,
-        num_samples=64,
+        answers=AnswerParams(64, 64),
     )
 
 
@@ -274,7 +275,7 @@ def test_other_limits(fields: dict[str, Any], expected: str) -> None:
 
 def test_number_of_samples() -> None:
     asked = [None, pb.SampleParams(), pb.SampleParams(n=1), pb.SampleParams(n=64)]
-    assert [validate(samples=samples).num_samples for samples in asked] == [1, 1, 1, 64]
+    assert [validate(samples=samples).answers.num_samples for samples in asked] == [1, 1, 1, 64]
 
 
 def test_salt_at_the_limit() -> None:

@@ -8,7 +8,7 @@ from typing import Self
 
 import grpc
 
-from citybus.connection import REQUEST_ID_KEY
+from citybus.connection import REQUEST_ID_KEY, Metadata
 from citybus.errors import Cancelled, CitybusError, from_rpc
 from citybus.messages import Delta, Finish
 from citybus.reading import Reading
@@ -36,15 +36,17 @@ class AsyncStream:
         address: str,
         reconnect: Reconnect | None,
         send_cancel: Callable[[pb.CancelRequest], None],
+        metadata: Metadata,
     ) -> None:
         self._stub = stub
         self._request = request if reconnect is None else reconnect.prepare(request)
         self._address = address
         self._reconnect = reconnect
         self._send_cancel = send_cancel
+        self._metadata = metadata
         self._reading = Reading(self._request)
         self._over = False
-        self._call: _Call = stub.Generate(self._request)
+        self._call: _Call = stub.Generate(self._request, metadata=metadata)
         self._first_call = self._call
         self._messages = self._call.__aiter__()
 
@@ -108,7 +110,7 @@ class AsyncStream:
         deadline = loop.time() + reconnect.timeout_s
         for pause in pauses():
             await asyncio.sleep(pause)
-            call: _Call = self._stub.Attach(self._reading.rest(request_id))
+            call: _Call = self._stub.Attach(self._reading.rest(request_id), metadata=self._metadata)
             if await _id_in(call) is not None and not self._over:
                 self._call, self._messages = call, call.__aiter__()
                 return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import grpc
 
-from citybus.connection import REQUEST_ID_KEY
+from citybus.connection import REQUEST_ID_KEY, Metadata
 from citybus.errors import from_rpc
 from citybus.messages import Delta, Finish
 from citybus.reading import Reading
@@ -36,15 +36,17 @@ class Stream:
         address: str,
         reconnect: Reconnect | None,
         send_cancel: Callable[[pb.CancelRequest], None],
+        metadata: Metadata,
     ) -> None:
         self._stub = stub
         self._request = request if reconnect is None else reconnect.prepare(request)
         self._address = address
         self._reconnect = reconnect
         self._send_cancel = send_cancel
+        self._metadata = metadata
         self._reading = Reading(self._request)
         self._over = False
-        self._call: _CallIterator[pb.GenerateResponse] = stub.Generate(self._request)
+        self._call: _CallIterator[pb.GenerateResponse] = stub.Generate(self._request, metadata=metadata)
         self._first_call = self._call
 
     def __enter__(self) -> Self:
@@ -106,7 +108,7 @@ class Stream:
         deadline = time.monotonic() + reconnect.timeout_s
         for pause in pauses():
             time.sleep(pause)
-            call = self._stub.Attach(self._reading.rest(request_id))
+            call = self._stub.Attach(self._reading.rest(request_id), metadata=self._metadata)
             if not self._over and _id_in(call) is not None:
                 self._call = call
                 return

@@ -7,6 +7,7 @@ messages of `protos/citybus/executor/v1` and back. Block id == page index everyw
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 HASH_BYTES = 16
 """Width of a block's content hash: 128 bits cannot be collided by chance, and the key keeps it from being forced."""
@@ -149,9 +150,11 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """The token a sequence drew in a step; `logprobs` where its sampling asks for them."""
+class SampledToken(NamedTuple):
+    """The token a sequence drew in a step, with what it scored where that is asked for.
+
+    A tuple, as there is one for every row of every step.
+    """
 
     sequence_id: int
     token_id: int
@@ -160,10 +163,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class KnownLogprobs:
-    """Of tokens number `first_position` (1 or more), `first_position` + 1 and so on of a sequence, known before.
-
-    They are the prompt's, or those of an answer that was sent with its sequence.
-    """
+    """Of known tokens number `first_position` (1 or more) and on: of a prompt, or an answer sent with its sequence."""
 
     sequence_id: int
     first_position: int

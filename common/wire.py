@@ -148,7 +148,7 @@ def page_from_pb(message: pb.ReconcileResponse) -> ResidentPage:
 
 def _column(values: list[int]) -> list[int]:
     """A column that is left out where every value is 1, as in a step of decodes only."""
-    return [] if all(value == 1 for value in values) else values
+    return [] if values.count(1) == len(values) else values
 
 
 def _expand(column: Iterable[int], rows: int, name: str) -> list[int]:

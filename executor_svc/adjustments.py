@@ -47,10 +47,13 @@ def banned_tokens(held: HeldSequence) -> Iterator[int]:
 
 
 def _cells(asking: Asking, ids_of: Callable[[HeldSequence], Iterable[int]], device: torch.device) -> Cells | None:
-    cells = [(index, token_id) for index, held in asking for token_id in ids_of(held)]
-    if not cells:
+    rows: list[int] = []
+    token_ids: list[int] = []
+    for index, held in asking:
+        token_ids += ids_of(held)
+        rows += [index] * (len(token_ids) - len(rows))
+    if not rows:
         return None
-    rows, token_ids = zip(*cells, strict=True)
     return Cells(to_device(rows, torch.int64, device), to_device(token_ids, torch.int64, device))
 
 

@@ -34,27 +34,35 @@ def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) 
 
 
 def _part(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> tuple[torch.Tensor, ...]:
-    logits = logits.nan_to_num(nan=torch.finfo(logits.dtype).min)
-    totals = logits.double().logsumexp(-1, keepdim=True)
-    chosen = logits.gather(1, token_ids[:, None])
+    if not all(edge.isfinite().all() for edge in logits.aminmax(dim=-1)):
+        logits = logits.nan_to_num(nan=torch.finfo(logits.dtype).min)
+    logprobs = logits.log_softmax(-1)
+    ids = token_ids[:, None]
+    top_ids = _likeliest(logits, num_top) if num_top else ids[:, :0]
+    return logprobs.gather(1, ids)[:, 0], _ranks(logits, ids), top_ids, logprobs.gather(1, top_ids)
+
+
+def _ranks(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    chosen = logits.gather(1, ids)
     columns = torch.arange(logits.shape[1], device=logits.device)
-    before = (logits > chosen) | ((logits == chosen) & (columns < token_ids[:, None]))
-    top_ids = _likeliest(logits, num_top)
-    return (
-        (chosen - totals).float().squeeze(1),
-        before.sum(-1) + 1,
-        top_ids,
-        (logits.gather(1, top_ids) - totals).float(),
-    )
+    above = (logits > chosen).count_nonzero(dim=-1)
+    return above + ((logits == chosen) & (columns < ids)).count_nonzero(dim=-1) + 1
 
 
 def _likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """Ids [R, count] in falling order; unlike those of `topk`, equals are in a fixed order."""
-    if count == 0:
-        return torch.empty(len(logits), 0, dtype=torch.int64, device=logits.device)
-    threshold = logits.topk(count).values[:, -1:]
-    above, equal = logits > threshold, logits == threshold
-    kept = above | (equal & (equal.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
-    ids = kept.nonzero()[:, 1].view(-1, count)
+    """Ids [R, count] in falling order. `topk` leaves open which of equals it takes."""
+    values, ids = logits.topk(count)
+    least = values[:, -1:]
+    crowded = (logits == least).count_nonzero(dim=-1) > (values == least).count_nonzero(dim=-1)
+    if crowded.any():
+        ids[crowded] = _lowest_ids(logits[crowded], least[crowded], count)
+    ids = ids.sort(dim=-1).values
     order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True).indices
     return ids.gather(1, order)
+
+
+def _lowest_ids(logits: torch.Tensor, least: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids [R, count] of what is above `least` [R, 1], and then the first of its equals."""
+    above, equal = logits > least, logits == least
+    kept = above | (equal & (equal.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
+    return kept.nonzero()[:, 1].view(-1, count)

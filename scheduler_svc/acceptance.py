@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +47,8 @@ class Accepted:
 
 class Acceptance:
     """Accepts for one model. `eos_token_ids` end an answer unless the request says otherwise; `max_time_s` bounds and
-    replaces the time limit of a request (None: no bound); `clock` is the one that the loop reads.
+    replaces the time limit of a request (None: no bound); `clock` is the one that the loop reads. `cache_by_tenant`:
+    prefixes are shared within a tenant only.
     """
 
     def __init__(
@@ -56,12 +58,15 @@ class Acceptance:
         metrics: SchedulerMetrics,
         max_time_s: float | None,
         clock: Callable[[], float],
+        *,
+        cache_by_tenant: bool = False,
     ) -> None:
         self._tokenizer = encoder.tokenizer
         self._eos_token_ids = eos_token_ids
         self._metrics = metrics
         self._max_time_s = max_time_s
         self._clock = clock
+        self._cache_by_tenant = cache_by_tenant
 
     def accept(
         self,
@@ -103,6 +108,15 @@ class Acceptance:
         begun = [bool(entry.tokens) for entry in entries]
         return self._accepted(record, call, prompt, numbers, arrival, grace_s, model, begun)
 
+    def deadline_of(self, call: GenerateCall, arrival: float) -> float | None:
+        """When the time of a request is over, on the clock of `arrival`; None: never."""
+        limits = [limit for limit in (call.time_limit_s, self._max_time_s) if limit is not None]
+        return arrival + min(limits) if limits else None
+
+    def _salt(self, call: GenerateCall) -> str | None:
+        """Of the cache; no two tenants can have the same where each is to have its own."""
+        return json.dumps([call.tenant, call.cache_salt]) if self._cache_by_tenant else call.cache_salt
+
     def _accepted(
         self,
         record: journal_pb.AcceptedRequest,
@@ -117,7 +131,6 @@ class Acceptance:
         stop_token_ids = call.stop_token_ids | (frozenset() if call.ignore_eos else self._eos_token_ids)
         sampling = _scored(call, stop_token_ids, model)
         bad_words = [spelling for word in call.bad_words for spelling in self._tokenizer.spellings(word)]
-        limits = [limit for limit in (call.time_limit_s, self._max_time_s) if limit is not None]
         request = Request(
             sequence_id=sequence_ids[0],
             prompt=prompt,
@@ -127,8 +140,8 @@ class Acceptance:
             max_tokens=call.max_tokens,
             priority=call.priority,
             tenant=call.tenant,
-            deadline=arrival + min(limits) if limits else None,
-            cache_salt=call.cache_salt,
+            deadline=self.deadline_of(call, arrival),
+            cache_salt=self._salt(call),
             group=sequence_ids[0] if call.answers.num_samples > 1 and call.answers.beams is None else None,
             beams=call.answers.beams,
             is_ranked=call.answers.is_ranked,

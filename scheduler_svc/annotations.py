@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from common.step import TokenLogprobs
 from scheduler_svc.core.request import SequenceUpdate
 
+_MANY_TOKENS = 1024
+"""Some milliseconds of work."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -81,6 +84,10 @@ class Annotations:
     def of_tokens(self, indexes: range) -> list[TokenLogprobs | None]:
         """Of tokens of the answer; empty where they were not asked for."""
         return [self._score(self._num_prompt + index) for index in indexes] if self._asked.logprobs else []
+
+    def is_large(self, indexes: range) -> bool:
+        """Whether what belongs to these tokens of the answer takes long to put into a message."""
+        return indexes.start == 0 and self._asked.prompt_logprobs and self._num_prompt > _MANY_TOKENS
 
     def of_prompt(self) -> PromptNotes | None:
         """Of the prompt; None where nothing was asked for."""

@@ -7,7 +7,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -21,25 +21,27 @@ from common.errors import CitybusError, Exhausted, NotFound, Unavailable
 from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo
 from scheduler_svc.acceptance import Acceptance, digest_of
-from scheduler_svc.core.request import Request, unserved
+from scheduler_svc.charged import Charged
+from scheduler_svc.core.request import Request, ended_unencoded, unserved
+from scheduler_svc.encodings import Encodings, Unencoded
 from scheduler_svc.journal import Journal
 from scheduler_svc.journal_file import Entry
-from scheduler_svc.journal_records import beginning_from_json, outcome_from_json
-from scheduler_svc.output_stream import OutputSink
+from scheduler_svc.output_stream import Delta, OutputSink
 from scheduler_svc.prompts import PromptEncoder, check_room
-from scheduler_svc.responses import parts_of, response_of
+from scheduler_svc.quotas import Limits, Quotas
+from scheduler_svc.recovery import restored_of
+from scheduler_svc.relay import relay
+from scheduler_svc.responses import response_of
 from scheduler_svc.restored import Restored
 from scheduler_svc.ride import Reading, Ride
 from scheduler_svc.rides import Rides
 from scheduler_svc.sampling_limits import check_prompt_logprobs
-from scheduler_svc.validation import GenerateCall, check_model, validate_generate, validate_prompt
+from scheduler_svc.validation import GenerateCall, check_model, check_tenant, validate_generate, validate_prompt
 
 REQUEST_ID_KEY = "citybus-request-id"
 """Initial metadata that tells the id of an accepted request."""
 
 READING_GRACE_S = 30.0
-MOST_ANNOTATED_TOKENS = 1024
-"""Tokens in a message that has log-probabilities: it is to stay well below what gRPC's clients accept."""
 
 log = structlog.get_logger()
 
@@ -56,10 +58,7 @@ class Loop(Protocol):
         """Consecutive ids that no sequence has had."""
 
     def submit(self, request: Request, sinks: Sequence[OutputSink]) -> None:
-        """Take in a request, which has one answer or, as a search, several.
-
-        Raises `InvalidRequest` where it can never fit, `Unavailable` while none are taken.
-        """
+        """Take in a request and where its answers go. Raises `InvalidRequest` (it never fits) or `Unavailable`."""
 
     def cancel(self, sequence_id: int) -> None:
         """End a sequence; nothing where it has ended."""
@@ -68,8 +67,8 @@ class Loop(Protocol):
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Serves one model, which `acceptance` accepts for.
 
-    At most `max_live_requests` are served at once. A request that a successor of this process takes over goes on for
-    at least `attach_grace_s` seconds without a reader.
+    At most `max_live_requests` are served at once, and of each tenant as many as `limits_of` lets it have. A request
+    that a successor of this process takes over goes on for at least `attach_grace_s` seconds without a reader.
     """
 
     def __init__(
@@ -81,6 +80,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         metrics: SchedulerMetrics,
         *,
         max_live_requests: int = 4096,
+        limits_of: Callable[[str], Limits] = lambda tenant: Limits(),
         attach_grace_s: float = 30.0,
         reading_grace_s: float = READING_GRACE_S,
         clock: Callable[[], float] = time.monotonic,
@@ -91,6 +91,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._journal = journal
         self._metrics = metrics
         self._rides = Rides(max_live_requests, loop.cancel)
+        self._quotas = Quotas(limits_of, clock)
+        self._encodings = Encodings()
         self._attach_grace_s = attach_grace_s
         self._reading_grace_s = reading_grace_s
         self._clock = clock
@@ -110,7 +112,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             if ride is not None:
                 await self._follow(ride, ride.attach(()), context)
                 return
-            ride, stream = await self._accept(request, call, arrival)
+            try:
+                ride, stream = await self._accept(request, call, arrival)
+            except Unencoded as ended:
+                await self._tell_end(ended, call, arrival, context)
+                return
             await self._follow(ride, stream, context)
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:  # type: ignore[override]
@@ -119,8 +125,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             await self._follow(ride, ride.attach(request.next_indexes or (request.next_index,)), context)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
-        with contextlib.suppress(NotFound):
-            self._rides.cancel(self._find(request.tenant, request.request_id))
+        if not self._encodings.cancel((request.tenant, request.request_id)):
+            with contextlib.suppress(NotFound):
+                self._rides.cancel(self._find(request.tenant, request.request_id))
         return pb.CancelResponse()
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
@@ -134,25 +141,36 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return pb.ListModelsResponse(models=[served])
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
-        model = self._model()
+        model, tenant = self._model(), check_tenant(request.tenant)
         check_model(request.model, model)
-        with self._rides.reserve(("", uuid.uuid4().hex)):  # it too may bring many megabytes and wait for a thread
+        # It too may bring many megabytes and wait for a thread.
+        with self._rides.reserve(("", uuid.uuid4().hex)), self._quotas.seat(tenant) as seat:
             ids = await self._encoder.encode(validate_prompt(request), model.vocab_size, model.max_model_len)
+            seat.end()
         return pb.CountTokensResponse(num_tokens=len(ids))
 
     async def _accept(self, request: pb.GenerateRequest, call: GenerateCall, arrival: float) -> tuple[Ride, Reading]:
-        """Take a request in; it is in the journal when this returns. Another reader may have come by then."""
-        with self._rides.reserve((call.tenant, call.request_id), call.answers.num_sequences):
-            model = self._model()
-            prompt = await self._encoder.encode(call.prompt, model.vocab_size, model.max_model_len)
+        """Take a request in, into the journal too; another reader may have come by then. Raises `Unencoded`."""
+        key, wanted = (call.tenant, call.request_id), call.answers
+        with self._rides.reserve(key, wanted.num_sequences), ExitStack() as stack:
+            seats = [stack.enter_context(self._quotas.seat(call.tenant)) for _ in range(wanted.num_samples)]
+            model, deadline = self._model(), self._acceptance.deadline_of(call, arrival)
+            prompt = await self._encodings.run(
+                key,
+                self._encoder.encode(call.prompt, model.vocab_size, model.max_model_len),
+                None if deadline is None else deadline - self._clock(),
+            )
             check_room(len(prompt), model.max_model_len)
             check_prompt_logprobs(len(prompt), call.sampling)
-            numbers = self._loop.next_sequence_ids(call.answers.num_sequences)
+            for index, seat in enumerate(seats):
+                seat.accept(0 if index else len(prompt))
+            numbers = self._loop.next_sequence_ids(wanted.num_sequences)
             accepted = self._acceptance.accept(
                 request, call, prompt, sequence_ids=numbers, arrival=arrival, model=model
             )
+            free = iter(seats)
             for each, sinks in accepted.served:
-                self._loop.submit(each, sinks)
+                self._loop.submit(each, [Charged(sink, next(free)) for sink in sinks])
             self._rides.add(accepted.ride)
         ride, stream = accepted.ride, accepted.ride.stream
         self._rides.board(ride)
@@ -170,13 +188,21 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         try:
             await context.send_initial_metadata(((REQUEST_ID_KEY, ride.key[1]),))
             async with asyncio.timeout(self._reading_time(ride)):
-                await _relay(ride, stream, context)
+                await relay(ride, stream, context)
             ride.was_read_to_the_end = True
         except TimeoutError:
             raise Exhausted("the answer was not read within its time limit") from None
         finally:
             if ride.stream is stream:
                 self._rides.leave(ride)
+
+    async def _tell_end(self, ended: Unencoded, call: GenerateCall, arrival: float, context: Context) -> None:
+        """The whole answer to a request that has ended before it was in the queue."""
+        outcome = ended_unencoded(ended.reason, self._clock() - arrival)
+        await context.send_initial_metadata(((REQUEST_ID_KEY, call.request_id),))
+        for sample in range(call.answers.num_answers):
+            self._metrics.request_success.labels(finished_reason=outcome.reason.value).inc()
+            await context.write(response_of(Delta(0, (), "", outcome, sample=sample)))
 
     def _reading_time(self, ride: Ride) -> float | None:
         """Seconds until the answer has to be read: who never reads would keep a place for ever."""
@@ -192,16 +218,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             for entry in entries:
                 self._journal.end(entry.sequence_id, unserved(str(error)))
             return []
-        ride = accepted.ride
-        stops = [sample.restore(entry.tokens) for entry, sample in zip(entries, ride.samples, strict=True)]
-        for entry, sample in zip(entries, ride.samples, strict=True):
-            if entry.outcome is not None:
-                sample.ended_before(outcome_from_json(entry.outcome))
-        restored = [
-            Restored(request, entry.tokens, sinks, stop, beginning_from_json(entry.beginning))
-            for entry, stop, (request, sinks) in zip(entries, stops, accepted.served, strict=False)
-            if entry.outcome is None
-        ]
+        ride, restored = accepted.ride, restored_of(entries, accepted, self._quotas)
         if has_ended:
             self._rides.add_ended(ride)
         else:
@@ -229,19 +246,3 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         except CitybusError as error:
             self._metrics.request_failures.labels(code=error.code.name).inc()
             raise
-
-
-async def _relay(ride: Ride, stream: Reading, context: Context) -> None:
-    """Send everything that comes out of `stream`, until all its samples have ended; raises the error it ends with."""
-    num_left = ride.answers.num_answers
-    while num_left > 0:
-        delta = await stream.next()
-        num_left -= delta.outcome is not None
-        sample = ride.samples[delta.sample]
-        if sample.annotations is None:
-            await context.write(response_of(delta, None))
-            continue
-        if not await sample.annotations.known(delta.indexes) and sample.error is not None:
-            raise sample.error
-        for part in parts_of(delta, MOST_ANNOTATED_TOKENS):
-            await context.write(response_of(part, sample.annotations))

@@ -11,7 +11,7 @@ import io
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from common.errors import CitybusError
 from scheduler_svc.core.request import FinishReason, Outcome, SequenceUpdate
@@ -50,8 +50,7 @@ class OutputObserver(Protocol):
         """The answer is complete."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What has been added to an answer: `token_ids` from number `first_index` on, and the text they completed.
 
     `outcome` is set in the last one; `stop_text` then says which stop text ended the answer, if one did. `sample` is

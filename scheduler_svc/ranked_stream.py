@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from common.errors import CitybusError
 from scheduler_svc.output_stream import Delta
@@ -65,4 +65,4 @@ def _whole(answer: _Answer, place: int, start: int) -> Delta:
     """The answer from token number `start` on; its text comes with its last token."""
     assert answer.last is not None
     text = answer.text if start < len(answer.token_ids) or not start else ""
-    return replace(answer.last, first_index=start, token_ids=answer.token_ids[start:], text=text, told_as=place)
+    return answer.last._replace(first_index=start, token_ids=answer.token_ids[start:], text=text, told_as=place)

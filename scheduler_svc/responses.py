@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from citybus.v1 import generation_pb2 as pb
 from common.step import TokenLogprobs
@@ -26,10 +25,10 @@ def parts_of(delta: Delta, most_tokens: int) -> Iterator[Delta]:
     for start in range(0, last, most_tokens):
         part = token_ids[start : start + most_tokens]
         yield Delta(first + start, part, "", sample=delta.sample, told_as=delta.told_as)
-    yield replace(delta, first_index=first + last, token_ids=token_ids[last:])
+    yield delta._replace(first_index=first + last, token_ids=token_ids[last:])
 
 
-def response_of(delta: Delta, annotations: Annotations | None) -> pb.GenerateResponse:
+def response_of(delta: Delta, annotations: Annotations | None = None) -> pb.GenerateResponse:
     """The message for the next part of an answer."""
     response = pb.GenerateResponse(
         first_index=delta.first_index,

@@ -78,7 +78,7 @@ def validate_generate(request: pb.GenerateRequest, model: ExecutorInfo) -> Gener
             "stopping.max_tokens", stopping.max_tokens if stopping.HasField("max_tokens") else None
         ),
         priority=_priority(request.priority),
-        tenant=_tenant(request.tenant),
+        tenant=check_tenant(request.tenant),
         time_limit_s=_time_limit_s(request),
         cache_salt=_cache_salt(request),
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
@@ -138,7 +138,8 @@ def _priority(priority: int) -> int:
     return priority
 
 
-def _tenant(tenant: str) -> str:
+def check_tenant(tenant: str) -> str:
+    """The name, if it can be one of a tenant. Raises `InvalidRequest`."""
     if not _TENANT.fullmatch(tenant):
         raise InvalidRequest("tenant must be at most 128 printable ASCII characters")
     return tenant

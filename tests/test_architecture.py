@@ -54,6 +54,7 @@ STUB_IMPORTERS = (
     "scheduler_svc/__main__.py",
     "scheduler_svc/acceptance.py",
     "scheduler_svc/admin.py",
+    "scheduler_svc/answer_params.py",
     "scheduler_svc/admin_messages.py",
     "scheduler_svc/executor_client.py",
     "scheduler_svc/frontend.py",

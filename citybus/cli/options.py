@@ -6,9 +6,12 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from citybus.connection import DEFAULT_ADDRESS
-from citybus.errors import CitybusError, Unreachable
+from citybus.cli.tls import add_tls, tls_of
+from citybus.client import Client
+from citybus.connection import API_KEY_VARIABLE, DEFAULT_ADDRESS
+from citybus.errors import CitybusError, Insecure, Unreachable
 from citybus.failure import Failure
 from citybus.requests import RequestOptions
 
@@ -28,6 +31,35 @@ def add_address(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("CITYBUS_ADDRESS", DEFAULT_ADDRESS),
         help=f"where the scheduler listens (default: CITYBUS_ADDRESS, or {DEFAULT_ADDRESS})",
     )
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """The address, how to be sure of who is there, and how to show who one is."""
+    add_address(parser)
+    parser.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        type=Path,
+        help=f"file with the API key to send (default: the variable {API_KEY_VARIABLE}, or no key)",
+    )
+    add_tls(parser)
+
+
+def connect(args: argparse.Namespace) -> Client:
+    """A client of the server that the options name. Raises `Failure`, and `ValueError` for a key or file of no use."""
+    return Client(args.address, api_key=_read_key(args.api_key_file), tls=tls_of(args))
+
+
+def _read_key(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"the API key cannot be read from {path}: {error}") from error
+    if not key:
+        raise Failure(f"{path} must hold one line, the API key")
+    return key
 
 
 def add_request_options(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +137,8 @@ def failures(address: str) -> Iterator[None]:
         yield
     except Unreachable as error:
         raise Failure(f"{error}; start a server with 'citybus serve', or name another with --address") from error
+    except Insecure as error:
+        raise Failure(f"{error}; options for that are --tls-ca, --tls-cert and --tls-key") from error
     except CitybusError as error:
         raise Failure(f"the server at {address} says {error.code.name}: {error}") from error
     except (TypeError, ValueError) as error:

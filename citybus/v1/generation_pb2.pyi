@@ -112,7 +112,9 @@ class GenerateRequest(_message.Message):
     priority: _builtins.int
     """Higher is served sooner under the "priority" policy; -1000 to 1000. Default 0."""
     tenant: _builtins.str
-    """Who is billed under fair-share policies: at most 128 printable ASCII characters. Default ""."""
+    """Who is billed under fair-share policies, and whose limits count: at most 128 printable ASCII characters. Default:
+    whose the API key is, or "" where there are no keys. Another one than the key's gets PERMISSION_DENIED.
+    """
     time_limit_ms: _builtins.int
     """Most milliseconds from arrival to the last token, queueing included; 1 or more. Absent: the server's limit."""
     cache_salt: _builtins.str
@@ -279,7 +281,9 @@ Global___BeamSearchParams: _TypeAlias = BeamSearchParams  # noqa: Y015
 
 @_typing.final
 class AttachRequest(_message.Message):
-    """Asks for the rest of an answer. Whoever knows tenant and id may ask: choose ids that cannot be guessed."""
+    """Asks for the rest of an answer. Whoever knows tenant and id may ask: choose ids that cannot be guessed. Where there
+    are API keys, only whoever has one of this tenant may.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -973,10 +977,13 @@ class CountTokensRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model, as ListModels gives it. Empty: the served model."""
     text: _builtins.str
     """Plain text."""
+    tenant: _builtins.str
+    """As in a request: while it is counted, it is one of the tenant's."""
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """A conversation."""
@@ -987,10 +994,11 @@ class CountTokensRequest(_message.Message):
         model: _builtins.str = ...,
         text: _builtins.str = ...,
         chat: Global___ChatPrompt | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "model", b"model", "prompt", b"prompt", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "model", b"model", "prompt", b"prompt", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015

@@ -155,7 +155,9 @@ class BlockManager:
 
     def seal(self, sequence: Sequence) -> list[SealedBlock]:
         """Offer the blocks to the cache that have become full of known tokens; returns those it took."""
-        sealed = []
+        sealed: list[SealedBlock] = []
+        if (sequence.num_sealed + 1) * self._block_size > len(sequence.tokens):
+            return sealed  # as nearly always: this is asked once for every token
         while (sequence.num_sealed + 1) * self._block_size <= sequence.num_stored:
             index = sequence.num_sealed
             block, name = sequence.block_table[index], self._name(sequence, index)

@@ -8,6 +8,7 @@ from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.plan_draft import PlanDraft
 from scheduler_svc.core.policy import StepView
 from scheduler_svc.core.roster import Roster
+from scheduler_svc.core.search_steps import blocks_wanted, can_fork, fork, resident_ids
 from scheduler_svc.core.sequence import Sequence
 
 
@@ -26,12 +27,12 @@ class Planner:
     def fill(self, step: int, policy: GuardedPolicy, now: float) -> PlanDraft:
         """The draft of plan number `step`."""
         draft = PlanDraft(step, self._info.max_step_tokens, self._info.max_sequences)
-        active = [sequence for sequence in self._roster.running if sequence.num_remaining > 0]
-        active = self._make_room(active, policy, draft, now)
+        decodes, prefills = self._active()
+        if self._may_lack_blocks(decodes, prefills):
+            self._make_room(policy, draft, now)
+            decodes, prefills = self._active()
         waiting = self._roster.boardable()  # before anything is scheduled: a sample copies what earlier plans compute
-        draft.seats -= sum(sequence.num_seats for sequence in active) + self._roster.idle_seats()
-        decodes = [sequence for sequence in active if sequence.num_remaining == 1]
-        prefills = [sequence for sequence in active if sequence.num_remaining > 1]
+        draft.seats -= len(decodes) + len(prefills) + self._roster.search_seats()
         view = self._view(draft, decodes, prefills, len(waiting))
         self._schedule_decodes(decodes, draft)
         tokens = self._prefill_tokens(policy, view, draft, now)
@@ -53,30 +54,39 @@ class Planner:
             block_size=self._info.block_size,
         )
 
-    def _make_room(self, active: list[Sequence], policy: GuardedPolicy, draft: PlanDraft, now: float) -> list[Sequence]:
-        """Preempt until everybody who runs can have the block they need next; returns those who still run.
+    def _active(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Who runs and lacks one token, and who lacks more, each in order of arrival."""
+        decodes, prefills = [], []
+        for sequence in self._roster.running:
+            remaining = sequence.num_remaining
+            if remaining == 1:
+                decodes.append(sequence)
+            elif remaining > 1:
+                prefills.append(sequence)
+        return decodes, prefills
+
+    def _make_room(self, policy: GuardedPolicy, draft: PlanDraft, now: float) -> None:
+        """Preempt until everybody who runs can have the block they need next.
 
         The eldest is never a victim, so that whatever a policy says, somebody gets to the end.
         """
-        needed = sum(self._wants(sequence) for sequence in active)
-        survivors = list(active)
+        survivors = [sequence for sequence in self._roster.running if sequence.num_remaining > 0]
+        needed = sum(blocks_wanted(sequence, self._blocks) for sequence in survivors)
         while len(survivors) > 1 and needed > self._blocks.num_available + self._blocks.num_fenced:
             candidates = survivors[1:]
             chosen = policy.victim(tuple(sequence.view for sequence in candidates), now)
             victim = next(sequence for sequence in candidates if sequence.view is chosen)
-            needed -= self._wants(victim)
+            needed -= blocks_wanted(victim, self._blocks)
             survivors.remove(victim)
             self._preempt(victim, draft, now)
-        return survivors
 
-    def _wants(self, sequence: Sequence) -> int:
-        """Blocks it needs to compute its next token."""
-        if sequence.can_fork:
-            return max(0, self._blocks.beams.cost(sequence))
-        return int(self._blocks.room(sequence) == 0)
+    def _may_lack_blocks(self, decodes: list[Sequence], prefills: list[Sequence]) -> bool:
+        """Whether not everybody who runs is sure to have the blocks they need next."""
+        most = len(decodes) + len(prefills) + self._roster.search_seats(of_all=True)
+        return most > self._blocks.num_available + self._blocks.num_fenced
 
     def _preempt(self, sequence: Sequence, draft: PlanDraft, now: float) -> None:
-        draft.preempted_ids.extend(sequence.resident_ids)
+        draft.preempted_ids.extend(resident_ids(sequence))
         draft.sealed.extend(self._blocks.give_back(sequence))
         draft.preempted.append(sequence)
         sequence.resident = False
@@ -85,25 +95,30 @@ class Planner:
 
     def _schedule_decodes(self, decodes: list[Sequence], draft: PlanDraft) -> None:
         """One token for each, or for each beam; where the budget is too small, for those that have waited longest."""
-        if sum(sequence.num_seats for sequence in decodes) > draft.tokens:
-            decodes = sorted(decodes, key=lambda sequence: sequence.last_step)
-        for sequence in decodes:
-            if sequence.can_fork:
-                self._fork(sequence, draft)
-            elif draft.tokens > 0 and self._storable(sequence) > 0:
-                self._schedule(sequence, 1, draft)
-
-    def _fork(self, sequence: Sequence, draft: PlanDraft) -> None:
-        """A search goes on by a token, all its beams at once or none."""
-        if sequence.num_seats > draft.tokens or self._blocks.beams.cost(sequence) > self._blocks.num_available:
-            return
-        forks, copies = self._blocks.beams.fork(sequence)
-        draft.forks.extend(forks)
-        draft.copies.extend(copies)
-        draft.forked.append(sequence)
-        draft.take(sequence, len(forks), len(forks))
-        sequence.last_step = draft.step
-        sequence.num_pending = len(forks)
+        searches = [sequence for sequence in decodes if can_fork(sequence)] if self._roster.has_searches else []
+        for sequence in searches:
+            fork(sequence, self._blocks, draft)
+        if searches:
+            decodes = [sequence for sequence in decodes if sequence not in searches]
+        if len(decodes) > draft.tokens:
+            decodes = sorted(decodes, key=lambda sequence: sequence.last_step)[: draft.tokens]
+        block_size, step = self._info.block_size, draft.step
+        scheduled, rows = [], []
+        for sequence in decodes:  # the hottest lines of the scheduler: once for every token that is generated
+            row = sequence.decode
+            num_tokens = sequence.num_scheduled + 1
+            if num_tokens > len(sequence.block_table) * block_size:
+                if self._blocks.num_available < 1:
+                    continue
+                row = ScheduledSequence(sequence.sequence_id, 1, self._blocks.grow(sequence, num_tokens))
+            sequence.num_scheduled = num_tokens
+            sequence.last_step = step
+            if sequence.num_pending == 0:  # the token that is stored is known: it may fill a block
+                draft.sealed.extend(self._blocks.seal(sequence))
+            sequence.num_pending += 1
+            scheduled.append(sequence)
+            rows.append(row)
+        draft.take_decodes(scheduled, rows)
 
     def _prefill_tokens(self, policy: GuardedPolicy, view: StepView, draft: PlanDraft, now: float) -> int:
         """Tokens for prefill chunks. Where nothing else is computed, a policy cannot refuse them all."""

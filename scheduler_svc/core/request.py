@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.step import Sampling
 from scheduler_svc.core.beams import BeamParams
@@ -73,6 +74,11 @@ def unserved(error: str) -> Outcome:
     return Outcome(FinishReason.ERROR, 0, 0, 0, 0, None, None, 0.0, error=error)
 
 
+def ended_unencoded(reason: FinishReason, total_s: float) -> Outcome:
+    """The outcome of a request that ended before its prompt was in tokens."""
+    return Outcome(reason, 0, 0, 0, 0, None, None, total_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """How a sequence came to its first token. Times are in seconds from its arrival."""
@@ -82,12 +88,12 @@ class Beginning:
     num_cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceUpdate:
+class SequenceUpdate(NamedTuple):
     """News of one sequence: `token_ids` are its outputs number `first_index`, `first_index` + 1 and so on.
 
     `beginning` comes with the first one, unless that ends it. `scored` are log-probabilities, of these tokens or of
-    earlier ones. `others` are news that come with it: the other answers of a search.
+    earlier ones. `others` are news that come with it: the other answers of a search. A tuple, as there is one for every
+    token.
     """
 
     sequence_id: int

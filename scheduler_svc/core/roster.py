@@ -63,11 +63,17 @@ class Roster:
                 closed.add(group)
         return free
 
-    def idle_seats(self) -> int:
-        """Seats of running searches whose beams wait for the result of a plan in flight."""
+    @property
+    def has_searches(self) -> bool:
+        """Whether a live sequence is a beam search."""
+        return self._num_searches > 0
+
+    def search_seats(self, *, of_all: bool = False) -> int:
+        """Seats of running searches, but for one of each that can compute now (`of_all`: with it)."""
         if not self._num_searches:
             return 0
-        return sum(one.num_seats for one in self.running if one.search is not None and not one.num_remaining)
+        searches = [one for one in self.running if one.search is not None]
+        return sum(one.num_seats - (not of_all and one.num_remaining > 0) for one in searches)
 
     def board(self, sequence: Sequence) -> None:
         """A waiting sequence runs."""

@@ -20,6 +20,7 @@ from scheduler_svc.core.request import Beginning, FinishReason, NeverFits, Reque
 from scheduler_svc.core.roster import Roster
 from scheduler_svc.core.score_updates import drawn_score, known_scores
 from scheduler_svc.core.scoring import Scored
+from scheduler_svc.core.search_steps import resident_ids
 from scheduler_svc.core.search_updates import advance, last_update
 from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.view import view_of
@@ -77,7 +78,7 @@ class Scheduler:
         if room < 1:
             raise NeverFits(len(request.prompt), room)
         sequence = Sequence(request, min(room, request.max_tokens or room), output, beginning)
-        sequence.view = view_of(sequence, self._blocks)
+        sequence.show(view_of(sequence, self._blocks))
         self._roster.add(sequence)
         self.totals.accepted += 1
 
@@ -131,7 +132,7 @@ class Scheduler:
             self._roster.wait_again(sequence)
         for sequence in self._roster.live():
             sequence.forget_plans(now)
-            sequence.view = view_of(sequence, self._blocks)
+            sequence.show(view_of(sequence, self._blocks))
         adoption = adopt(self._roster, self._blocks, held, now)
         self._finished_ids, self._sealed = adoption.strangers, adoption.sealed
         for sequence in running:
@@ -196,22 +197,21 @@ class Scheduler:
         """A token that was pending is known now; of a search, one for each beam."""
         if sequence.status is Status.ENDED:
             return []
-        sequence.note_token(now)
         if sequence.search is not None:
-            sequence.num_pending = 0
-            self.totals.generated_tokens += advance(sequence.search, drawn, sequence.max_output)
+            self.totals.generated_tokens += advance(sequence, sequence.search, drawn, now)
             return [self._end(sequence, FinishReason.LENGTH, now)] if sequence.search.is_over else []
-        token, scored = drawn[0].token_id, drawn_score(sequence, drawn[0])
-        sequence.num_pending -= 1
-        sequence.tokens.append(token)
+        token, logprobs = drawn[0].token_id, drawn[0].logprobs
+        scored = None if logprobs is None else drawn_score(sequence, logprobs)
+        sequence.learn(token, now)
         self.totals.generated_tokens += 1
         if sequence.has_stopped:
             return [self._end(sequence, FinishReason.STOP, now, news=(token,), scored=scored, stop_token_id=token)]
         if sequence.num_output_tokens >= sequence.max_output:
             return [self._end(sequence, FinishReason.LENGTH, now, news=(token,), scored=scored)]
         self._sealed.extend(self._blocks.seal(sequence))
-        first = sequence.num_output_tokens - 1
-        return [SequenceUpdate(sequence.sequence_id, first, (token,), None, sequence.beginning, scored)]
+        index = len(sequence.tokens) - sequence.num_prompt_tokens - 1
+        beginning = None if index else sequence.beginning
+        return [SequenceUpdate(sequence.sequence_id, index, (token,), None, beginning, scored)]
 
     def _end(
         self,
@@ -228,7 +228,7 @@ class Scheduler:
         """The one way a sequence ends: with `news` as its last tokens, and without the last `surplus` it has."""
         self._roster.remove(sequence)
         if sequence.resident:
-            self._finished_ids.extend(sequence.resident_ids)
+            self._finished_ids.extend(resident_ids(sequence))
         self._sealed.extend(self._blocks.give_back(sequence))
         del sequence.tokens[len(sequence.tokens) - surplus :]
         self.totals.finished += 1

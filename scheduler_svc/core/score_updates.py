@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from common.step import KnownLogprobs, SampledToken
+from common.step import KnownLogprobs, TokenLogprobs
 from scheduler_svc.core.request import SequenceUpdate
 from scheduler_svc.core.roster import Roster
 from scheduler_svc.core.scoring import Scored
@@ -21,8 +21,6 @@ def known_scores(roster: Roster, parts: Iterable[KnownLogprobs]) -> list[Sequenc
     return updates
 
 
-def drawn_score(sequence: Sequence, drawn: SampledToken) -> Scored | None:
+def drawn_score(sequence: Sequence, score: TokenLogprobs) -> Scored | None:
     """News of the token that `sequence` is about to get."""
-    if drawn.logprobs is None:
-        return None
-    return sequence.scoring.take(KnownLogprobs(drawn.sequence_id, len(sequence.tokens), (drawn.logprobs,)))
+    return sequence.scoring.take(KnownLogprobs(sequence.sequence_id, len(sequence.tokens), (score,)))

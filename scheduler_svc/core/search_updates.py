@@ -8,14 +8,17 @@ from dataclasses import replace
 from common.step import SampledToken, TokenLogprobs
 from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.request import FinishReason, Outcome, SequenceUpdate, WrongResult
+from scheduler_svc.core.sequence import Sequence
 
 
-def advance(search: BeamSearch, drawn: Iterable[SampledToken], max_tokens: int) -> int:
+def advance(sequence: Sequence, search: BeamSearch, drawn: Iterable[SampledToken], now: float) -> int:
     """A step has said what continues each beam; returns how many tokens are to be told now.
 
     Raises `WrongResult` where it has not.
     """
-    search.advance([_likeliest(token) for token in drawn], max_tokens)
+    sequence.num_pending = 0
+    sequence.note_token(now)
+    search.advance([_likeliest(token) for token in drawn], sequence.max_output)
     return sum(len(answer.tokens) for answer in search.told)
 
 
@@ -45,4 +48,4 @@ def last_update(search: BeamSearch, sequence_id: int, outcome: Outcome) -> Seque
         SequenceUpdate(sequence_id + index, 0, ids, how)
         for index, (ids, how) in enumerate(zip(tokens, outcomes, strict=True))
     ]
-    return replace(updates[0], others=tuple(updates[1:]))
+    return updates[0]._replace(others=tuple(updates[1:]))

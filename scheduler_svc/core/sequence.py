@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
+from common.step import ScheduledSequence
 from scheduler_svc.core.beams import BeamSearch
-from scheduler_svc.core.policy import SequenceView
+from scheduler_svc.core.policy import Charge, SequenceView
 from scheduler_svc.core.request import Beginning, FinishReason, Outcome, Request
 from scheduler_svc.core.scoring import Scoring
 
@@ -23,6 +24,8 @@ class Sequence:
     """One sequence. There are no phases: every step lets `num_scheduled` catch up with `num_planned`.
 
     Attributes:
+        sequence_id: unique, and rising with arrival.
+        num_prompt_tokens: tokens of the prompt.
         tokens: the known ones, prompt first.
         num_scheduled: leading tokens whose keys and values are computed, or will be by a plan in flight.
         num_pending: tokens that plans in flight draw: they exist, but are not known yet.
@@ -36,12 +39,16 @@ class Sequence:
         search: its beam search, where it is one. Its own tokens are the prompt then, and once that is computed
             `branches` are the block tables of the beams, with `num_branched` tokens each; `block_table` is empty.
         view: what policies are shown of it.
+        decode: its row in a plan that decodes it and gives it no block: always the same one.
+        decode_charge: what policies are charged for such a row.
     """
 
     __slots__ = (
         "block_hashes",
         "block_table",
         "branches",
+        "decode",
+        "decode_charge",
         "first_scheduled_at",
         "first_token_at",
         "last_step",
@@ -51,12 +58,14 @@ class Sequence:
         "num_cached_tokens",
         "num_pending",
         "num_preemptions",
+        "num_prompt_tokens",
         "num_scheduled",
         "num_sealed",
         "request",
         "resident",
         "scoring",
         "search",
+        "sequence_id",
         "status",
         "tokens",
         "view",
@@ -67,6 +76,8 @@ class Sequence:
         self, request: Request, max_output: int, output: Iterable[int] = (), beginning: Beginning | None = None
     ) -> None:
         self.request = request
+        self.sequence_id = request.sequence_id
+        self.num_prompt_tokens = len(request.prompt)
         self.max_output = max_output
         self.tokens = [*request.prompt, *output]
         self.num_scheduled = 0
@@ -80,6 +91,8 @@ class Sequence:
         self.branches: list[list[int]] = []
         self.num_branched = 0
         self.view: SequenceView
+        self.decode = ScheduledSequence(request.sequence_id, 1)
+        self.decode_charge: Charge
         self.last_step = 0
         self.resident = False
         self.status = Status.WAITING
@@ -102,11 +115,6 @@ class Sequence:
         return Beginning(queued, first, self.num_cached_tokens or 0)
 
     @property
-    def sequence_id(self) -> int:
-        """Unique, and rising with arrival."""
-        return self.request.sequence_id
-
-    @property
     def arrival(self) -> float:
         """When it arrived, in seconds."""
         return self.request.arrival
@@ -127,14 +135,9 @@ class Sequence:
         return self.request.deadline
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt)
-
-    @property
     def num_output_tokens(self) -> int:
         """Known tokens it has generated."""
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - self.num_prompt_tokens
 
     @property
     def has_computed_prompt(self) -> bool:
@@ -148,14 +151,11 @@ class Sequence:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens the next plans have to compute: 0 while only the results of plans in flight are missing.
-
-        1 where a search can go on by a token: one for each beam.
-        """
+        """Tokens the next plans have to compute (a search: of each beam): 0 while only results are missing."""
         if self.search is not None:
             return int(self.num_pending == 0) if self.has_computed_prompt else len(self.tokens) - self.num_scheduled
         planned = len(self.tokens) + self.num_pending
-        if planned - len(self.request.prompt) >= self.max_output:
+        if planned - self.num_prompt_tokens >= self.max_output:
             return 0
         return planned - self.num_scheduled
 
@@ -163,16 +163,6 @@ class Sequence:
     def num_seats(self) -> int:
         """Rows that a step may need for it."""
         return 1 if self.search is None else self.search.params.width
-
-    @property
-    def can_fork(self) -> bool:
-        """Whether it is a search that knows how its beams go on, and has not told the executor yet."""
-        return self.search is not None and self.search.length > 0 and self.num_pending == 0
-
-    @property
-    def resident_ids(self) -> range:
-        """Ids under which the executor knows it, where it does."""
-        return range(self.sequence_id, self.sequence_id + max(1, len(self.branches)))
 
     @property
     def num_stored(self) -> int:
@@ -187,18 +177,22 @@ class Sequence:
     @property
     def has_stopped(self) -> bool:
         """Whether its last token ends it."""
-        num_output = self.num_output_tokens
-        return num_output > self.request.sampling.min_tokens and self.tokens[-1] in self.request.stop_token_ids
+        request = self.request
+        return self.tokens[-1] in request.stop_token_ids and self.num_output_tokens > request.sampling.min_tokens
+
+    def show(self, view: SequenceView) -> None:
+        """Policies are shown `view` of it from now on."""
+        self.view = view
+        self.decode_charge = Charge(view, 1, 1)
 
     def forget_blocks(self) -> None:
         """Start over: nothing is computed."""
         self.block_table = []
         self.num_scheduled = 0
         self.num_sealed = 0
-        if self.search is not None:
-            self.branches = []
-            if not self.search.is_over:
-                self.search.start_over()
+        self.branches = []
+        if self.search is not None and not self.search.is_over:
+            self.search.start_over()
 
     def forget_plans(self, now: float) -> None:
         """Start over: the plans in flight will have no results. Tokens it has from elsewhere came by `now`."""
@@ -217,8 +211,14 @@ class Sequence:
         if self.num_cached_tokens is None:
             self.num_cached_tokens = min(num_tokens, self.num_prompt_tokens - 1)
 
+    def learn(self, token_id: int, now: float) -> None:
+        """A token that was pending is known."""
+        self.num_pending -= 1
+        self.tokens.append(token_id)
+        self.note_token(now)
+
     def note_token(self, now: float) -> None:
-        """It has got a token."""
+        """It has got a token; a search, one for each beam."""
         if self.first_token_at is None:
             self.first_token_at = now
 

@@ -26,7 +26,7 @@ from citybus import (
     Unavailable,
     Unreachable,
 )
-from citybus.messages import Timings, Usage
+from citybus.messages import Finish, Prompt, Timings, TokenLogprobs, Usage, completion_of, delta_of
 from citybus.requests import RequestOptions, to_generate_request
 from citybus.v1 import generation_pb2 as pb
 from tests.citybus.conftest import Served
@@ -240,6 +240,21 @@ def test_what_no_request_can_hold_is_refused_here(
 ) -> None:
     with Client() as client, pytest.raises(error, match=message):
         client.generate(prompt, **options)
+
+
+def test_log_probabilities_and_the_prompt_come_with_their_parts() -> None:
+    known = pb.TokenLogprobs(logprob=-0.5, rank=2, top_ids=[9, 4], top_logprobs=[-0.25, -0.5])
+    prompt = pb.Prompt(token_ids=[1, 2], text="ab", logprobs=[pb.TokenLogprobs(), known])
+    first = delta_of(pb.GenerateResponse(token_ids=[4], text="x", logprobs=[known], prompt=prompt))
+    second = delta_of(pb.GenerateResponse(first_index=1, token_ids=[5], logprobs=[pb.TokenLogprobs()]))
+    assert first is not None and second is not None
+    score, unknown = TokenLogprobs(-0.5, 2, (9, 4), (-0.25, -0.5)), TokenLogprobs(None, 0, (), ())
+    assert first == Delta(0, (4,), "x", (score,), Prompt((1, 2), "ab", (unknown, score)))
+    end = Finish(FinishReason.LENGTH, Usage(2, 2, 0), Timings(0.0, 0.0, 0.0))
+    whole = completion_of([first, second], end, "r")
+    assert (whole.logprobs, whole.prompt) == ((score, unknown), first.prompt)
+    nothing_drawn = delta_of(pb.GenerateResponse(prompt=prompt, finish=pb.Finish(reason=pb.FINISH_REASON_DEADLINE)))
+    assert nothing_drawn is not None and nothing_drawn.prompt == first.prompt
 
 
 def test_keepalive_faster_than_the_server_allows_is_refused() -> None:

@@ -208,7 +208,11 @@ class Driver:
             del self.tokens[key][max(0, len(self.tokens[key]) - unheard) :]
             if not self.tokens[key]:
                 self.beginnings.pop(key, None)
-            self.scheduler.add(self.requests[key], self.tokens[key], self.beginnings.get(key))
+            asked = self.requests[key]
+            self.scheduler.add(asked, self.tokens[key], self.beginnings.get(key))
+            if asked.beams is not None:  # it starts over, perhaps in a pool that has grown since it was accepted
+                room = self._room(asked)
+                self._max_output[key] = min(room, asked.max_tokens or room)
         self._resume(term, self._resident())
 
     def cut(self, executed: int = 0) -> None:

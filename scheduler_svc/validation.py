@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from citybus.v1 import generation_pb2 as pb
 from common.errors import InvalidRequest, NotFound
 from common.step import ExecutorInfo, Sampling
-from scheduler_svc.prompts import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
+from scheduler_svc.prompts import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt, check_room
+from scheduler_svc.unknown_fields import refuse_unknown_fields
 
 MAX_MESSAGES = 4096
 MAX_STOP_TEXTS = 16
@@ -56,6 +57,7 @@ class GenerateCall:
 def validate_generate(request: pb.GenerateRequest, model: ExecutorInfo) -> GenerateCall:
     """The request, valid for `model`. Raises `InvalidRequest` or `NotFound`."""
     check_model(request.model, model)
+    check_room(len(request.tokens.ids), model.max_model_len)
     stopping = request.stopping
     return GenerateCall(
         request_id=_request_id(request),
@@ -83,7 +85,10 @@ def check_model(name: str, model: ExecutorInfo) -> None:
 
 
 def validate_prompt(request: pb.GenerateRequest | pb.CountTokensRequest) -> Prompt:
-    """The prompt of a request. Raises `InvalidRequest`."""
+    """The prompt of a request, which holds nothing that this server does not know. Raises `InvalidRequest`."""
+    if len(request.chat.messages) > MAX_MESSAGES:  # first: a message takes two bytes on the wire and a hundred here
+        _check_count("chat.messages", request.chat.messages, MAX_MESSAGES)
+    refuse_unknown_fields(request)
     match request.WhichOneof("prompt"):
         case "text":
             return TextPrompt(request.text)

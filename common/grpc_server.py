@@ -172,7 +172,8 @@ def _guard_call(
         try:
             return await servicer(parse(raw), context)
         except Exception as error:
-            await _abort(error, method, context)
+            _fail(error, method, context)
+            return None
 
     return guarded
 
@@ -187,24 +188,35 @@ def _guard_stream(
                 async for response in responses:
                     await context.write(response)
         except Exception as error:
-            await _abort(error, method, context)
+            _fail(error, method, context)
 
     return guarded
 
 
-async def _abort(error: Exception, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """End the call with the status of `error`; always raises."""
+def _fail(error: Exception, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Have the call end with the status of `error` when its servicer returns.
+
+    Not by `context.abort`: gRPC keeps what that raises, and with its frames the request, until the garbage collector
+    comes, which large objects do not call.
+    """
     if isinstance(error, grpc.aio.BaseError):  # gRPC's own: an abort, or a client that has gone
         raise error
-    if not isinstance(error, CitybusError):
+    code, details = grpc.StatusCode.INTERNAL, "internal error; the server's log says more"
+    if isinstance(error, CitybusError):
+        code, details = error.code, str(error)[:_MAX_STATUS_CHARS]
+        context.set_trailing_metadata(_metadata_of(error))
+    else:
         frames = traceback.format_tb(error.__traceback__)
         log.error("call failed", method=method, error=type(error).__name__, frames=frames)
-        await context.abort(grpc.StatusCode.INTERNAL, "internal error; the server's log says more")
-        return
-    metadata: tuple[tuple[str, str], ...] = ((FINAL_KEY, "true"),) if isinstance(error, Abandoned) else ()
+    context.set_code(code)
+    context.set_details(details)
+
+
+def _metadata_of(error: CitybusError) -> tuple[tuple[str, str], ...]:
+    final = ((FINAL_KEY, "true"),) if isinstance(error, Abandoned) else ()
     if error.code in _RETRYABLE and error.retry_after_s is not None:
-        metadata = (*metadata, (PUSHBACK_KEY, str(round(error.retry_after_s * 1000))))
-    await context.abort(error.code, str(error)[:_MAX_STATUS_CHARS], metadata)
+        return (*final, (PUSHBACK_KEY, str(round(error.retry_after_s * 1000))))
+    return final
 
 
 def _exit_now(signum: int, frame: object) -> None:

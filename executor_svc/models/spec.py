@@ -72,6 +72,8 @@ class ModelSpec:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The facts of a model folder. Raises `StartupError`."""
+        if folder.suffix == ".gguf" and folder.is_file():
+            raise StartupError(f"{folder}: GGUF files are not read: --model must be a model folder with safetensors")
         path = folder / "config.json"
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
@@ -118,9 +120,11 @@ def _get(config: Mapping[str, Any], name: str, kind: type[T], default: T | None 
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     """Refuse what would otherwise be computed wrongly in silence."""
-    for name in ("attention_bias", "mlp_bias", "quantization_config", "sliding_window"):
+    for name in ("attention_bias", "mlp_bias", "quantization_config"):
         if config.get(name):
             raise StartupError(f"config.json: {name} is not supported: serve a checkpoint without it")
+    if config.get("sliding_window") and config.get("use_sliding_window") is not False:
+        raise StartupError("config.json: sliding_window is not supported: serve a checkpoint with full attention")
     activation = _get(config, "hidden_act", str, "silu")
     if activation != "silu":
         raise StartupError(f"config.json: hidden_act {activation!r} is not supported, only 'silu'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -384,4 +385,30 @@ async def test_connections_are_bounded() -> None:
         each.close()
     async with own_channel(port) as channel:
         await asyncio.wait_for(channel.channel_ready(), 30)
+    await server.server.stop(None)
+
+
+class Refusing(generation_pb2_grpc.GenerationServiceServicer):
+    """Refuses every call, each with an error of its own."""
+
+    async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> Words:
+        yield generation_pb2.GenerateResponse(text="word")
+        raise errors.InvalidRequest("a message")
+
+    async def CountTokens(self, request: generation_pb2.CountTokensRequest, context: Context) -> NoReturn:
+        raise errors.InvalidRequest("a message")
+
+
+async def test_F41_refused_request_is_not_kept() -> None:
+    """Not even until the garbage collector comes: it is called for many objects, and not for large ones."""
+    server = GrpcServer("127.0.0.1:0", services=[GENERATION], max_message_bytes=LIMIT)
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(Refusing(), server.server)
+    gc.disable()
+    try:
+        async with own_channel(await server.start()) as channel:
+            for status_of in (status_of_unary, status_of_stream):
+                assert (await status_of(channel)).code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert not [each for each in gc.get_objects() if type(each) is errors.InvalidRequest]
+    finally:
+        gc.enable()
     await server.server.stop(None)

@@ -73,7 +73,6 @@ def test_frequencies_are_those_of_transformers(scaling: dict[str, Any] | None) -
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"attention_bias": True}, "attention_bias is not supported"),
         ({"mlp_bias": True}, "mlp_bias is not supported"),
-        ({"sliding_window": 24}, "sliding_window is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope type 'yarn' is not supported"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope type 'linear' is not supported"),
@@ -87,7 +86,20 @@ def test_what_cannot_be_computed_is_refused_by_name(change: dict[str, Any], word
         ModelSpec.from_hf(LLAMA | change)
 
 
-@pytest.mark.parametrize("harmless", [{"sliding_window": None}, {"attention_bias": False}, {"pretraining_tp": 1}])
+@pytest.mark.parametrize("change", [{}, {"use_sliding_window": True}, {"use_sliding_window": None}])
+def test_F47_window_is_refused_and_never_computed_as_full_attention(change: dict[str, Any]) -> None:
+    with pytest.raises(StartupError, match="sliding_window is not supported: serve a checkpoint with full attention"):
+        ModelSpec.from_hf(LLAMA | {"sliding_window": 24} | change)
+
+
+@pytest.mark.parametrize(
+    "off", [{"sliding_window": None}, {"sliding_window": 24, "use_sliding_window": False}, {"use_sliding_window": True}]
+)
+def test_F47_window_that_is_off_is_full_attention(off: dict[str, Any]) -> None:
+    assert ModelSpec.from_hf(LLAMA | off) == ModelSpec.from_hf(LLAMA)
+
+
+@pytest.mark.parametrize("harmless", [{"attention_bias": False}, {"pretraining_tp": 1}])
 def test_what_changes_nothing_is_accepted(harmless: dict[str, Any]) -> None:
     assert ModelSpec.from_hf(LLAMA | harmless) == ModelSpec.from_hf(LLAMA)
 

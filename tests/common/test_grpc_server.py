@@ -388,15 +388,19 @@ async def test_connections_are_bounded() -> None:
     await server.server.stop(None)
 
 
+class Refusal(errors.InvalidRequest):
+    """Told from those of other tests."""
+
+
 class Refusing(generation_pb2_grpc.GenerationServiceServicer):
     """Refuses every call, each with an error of its own."""
 
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> Words:
         yield generation_pb2.GenerateResponse(text="word")
-        raise errors.InvalidRequest("a message")
+        raise Refusal("a message")
 
     async def CountTokens(self, request: generation_pb2.CountTokensRequest, context: Context) -> NoReturn:
-        raise errors.InvalidRequest("a message")
+        raise Refusal("a message")
 
 
 async def test_F41_refused_request_is_not_kept() -> None:
@@ -408,7 +412,7 @@ async def test_F41_refused_request_is_not_kept() -> None:
         async with own_channel(await server.start()) as channel:
             for status_of in (status_of_unary, status_of_stream):
                 assert (await status_of(channel)).code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert not [each for each in gc.get_objects() if type(each) is errors.InvalidRequest]
+            assert not [each for each in gc.get_objects() if type(each) is Refusal]
     finally:
         gc.enable()
     await server.server.stop(None)

@@ -12,10 +12,11 @@ from citybus.v1 import generation_pb2 as pb
 from common.step import StepPlan, StepResult
 from tests.checkpoints import write_chain
 from tests.contract.wire_executor import Served
-from tests.e2e.field_cases.field import Field, InProcess, scheduler_field
+from tests.e2e.field_cases.field import Field, InProcess, is_serving, scheduler_field
 from tests.e2e.field_cases.wire import GENERATE, send, status
 from tests.e2e.field_cases.wire import field as wire_field
 from tests.fakes import INFO, FakeExecutor
+from tests.harness import wait_until
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 COUNT_TOKENS = "/citybus.v1.GenerationService/CountTokens"
@@ -104,4 +105,5 @@ def test_F42_fault_after_the_first_token_is_an_error_and_no_finish(tmp_path: Pat
                 responses.append(response)
         assert sum(len(response.token_ids) for response in responses) == 4, "one of the prefill, three of decodes"
         assert not any(response.HasField("finish") for response in responses)
+        wait_until(lambda: is_serving(field.bus.address), "the executor has a new session", 30)
         field.check()

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import struct
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -106,7 +106,7 @@ async def pings(address: str, window_s: float, ready: Ready, *, count: int = 100
                             await reader.read(1 << 16)
 
 
-ATTACKS: dict[str, Callable[..., Awaitable[object]]] = {
+ATTACKS: dict[str, Callable[..., Coroutine[Any, Any, object]]] = {
     attack.__name__: attack
     for attack in (
         *(slow_readers, idle_streams, dropped_connections, endless_prompt),
@@ -121,7 +121,8 @@ def _calls(address: str, count: int, stopping: pb.StopParams, *, channels: int) 
     options = [*SMALL_WINDOW, ("grpc.use_local_subchannel_pool", 1)]
     opened = [grpc.aio.insecure_channel(address, options) for _ in range(channels)]
     request = pb.GenerateRequest(tokens=pb.TokenPrompt(ids=[1]), stopping=stopping).SerializeToString()
-    calls: list[Any] = [opened[index % channels].unary_stream(GENERATE)(request) for index in range(count)]
+    methods: list[Any] = [channel.unary_stream(GENERATE) for channel in opened]
+    calls: list[Any] = [methods[index % channels](request) for index in range(count)]
     try:
         yield calls
     finally:
@@ -133,12 +134,12 @@ async def _send(address: str, window_s: float, ready: Ready, count: int, request
     """The same refused request again and again, evenly over the window."""
     async with grpc.aio.insecure_channel(address) as channel:
         await channel.channel_ready()
+        method: Any = channel.unary_stream(GENERATE)
         ready()
         async with _paced(count, window_s) as turns:
             async for _ in turns:
-                call: Any = channel.unary_stream(GENERATE)(request)
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    async for _ in call:
+                    async for _ in method(request):
                         pass
 
 
@@ -146,7 +147,7 @@ async def _send(address: str, window_s: float, ready: Ready, count: int, request
 async def _paced(count: int, window_s: float) -> AsyncIterator[AsyncIterator[int]]:
     """`count` turns, one each `window_s / count` seconds, or later where one takes longer; they end with the window."""
 
-    async def turns() -> AsyncIterator[int]:
+    async def turns() -> AsyncGenerator[int, None]:
         loop = asyncio.get_running_loop()
         started = loop.time()
         for turn in range(count):

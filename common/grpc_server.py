@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import inspect
 import os
-import resource
 import signal
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -20,27 +19,13 @@ from grpc_reflection.v1alpha import reflection
 
 from common import address
 from common.errors import Abandoned, CitybusError, InvalidRequest, StartupError
+from common.server_limits import MAX_CALLS, MAX_CONNECTIONS, server_options
 
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
 """Trailing metadata with which a server says when to try again (gRFC A6), in milliseconds."""
 
 FINAL_KEY = "citybus-final"
 """Trailing metadata that says that a request has ended with this error, and there is nothing to attach to."""
-
-MIN_PING_INTERVAL_MS = 2_500
-"""Half of the 5 s at which a client of ours pings, so that jitter never makes a ping one too many."""
-
-MAX_CALLS = 8_192
-"""Most calls open at once; more get RESOURCE_EXHAUSTED. A connection may hold half of them."""
-
-MAX_CONNECTIONS = 4_096
-"""Most connections at once; more are closed as they come."""
-
-IDLE_CONNECTION_MS = 300_000
-"""How long a connection without a call is kept. A client of gRPC connects again by itself."""
-
-SILENT_CONNECTION_MS = 20_000
-"""How long a connection may take to say its first words, TLS and HTTP/2."""
 
 LAST_WORDS_S = 1.0
 """What calls still open after the drain get to send their last message and status."""
@@ -72,7 +57,7 @@ class GrpcServer:
         self.listen = listen
         self.server = grpc.aio.server(
             interceptors=[ErrorInterceptor(), *interceptors],
-            options=_options(max_message_bytes, max_calls, max_connections),
+            options=server_options(max_message_bytes, max_calls, max_connections),
             maximum_concurrent_rpcs=max_calls,
         )
         self._services = tuple(services)
@@ -221,22 +206,3 @@ def _metadata_of(error: CitybusError) -> tuple[tuple[str, str], ...]:
 
 def _exit_now(signum: int, frame: object) -> None:
     os._exit(128 + signum)
-
-
-def _options(max_message_bytes: int, max_calls: int, max_connections: int) -> list[tuple[str, int]]:
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most_connections = min(max_connections, files // 2) if files != resource.RLIM_INFINITY else max_connections
-    return [
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.max_concurrent_streams", max(1, max_calls // 2)),
-        ("grpc.max_allowed_incoming_connections", most_connections),
-        ("grpc.max_connection_idle_ms", IDLE_CONNECTION_MS),
-        ("grpc.server_handshake_timeout_ms", SILENT_CONNECTION_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.ping_timeout_ms", 10_000),  # what counts: the one above alone leaves it at a minute
-    ]

@@ -19,7 +19,7 @@ from citybus.admin.v1 import admin_pb2_grpc
 from citybus.v1 import generation_pb2_grpc
 from common import address, config, log
 from common.errors import InvalidRequest, NotFound, StartupError
-from common.grpc_server import MAX_CALLS, GrpcServer
+from common.grpc_server import GrpcServer
 from common.metrics import SchedulerMetrics, serve_metrics
 from common.step import StepPlan
 from scheduler_svc.acceptance import Acceptance
@@ -164,7 +164,7 @@ def _client_server(settings: Config) -> GrpcServer:
         settings.listen,
         services=["citybus.v1.GenerationService"],
         max_message_bytes=settings.max_request_bytes,
-        max_calls=max(MAX_CALLS, 2 * settings.max_queued_requests),
+        max_calls=settings.max_calls,
     )
 
 

@@ -57,8 +57,9 @@ class GenerateCall:
 def validate_generate(request: pb.GenerateRequest, model: ExecutorInfo) -> GenerateCall:
     """The request, valid for `model`. Raises `InvalidRequest` or `NotFound`."""
     check_model(request.model, model)
-    check_room(len(request.tokens.ids), model.max_model_len)
     stopping = request.stopping
+    max_tokens = _at_least_one("stopping.max_tokens", stopping.max_tokens if stopping.HasField("max_tokens") else None)
+    check_room(len(request.tokens.ids), model.max_model_len)  # before they are copied
     return GenerateCall(
         request_id=_request_id(request),
         prompt=validate_prompt(request),
@@ -66,9 +67,7 @@ def validate_generate(request: pb.GenerateRequest, model: ExecutorInfo) -> Gener
         stop_texts=_stop_texts(stopping.stop),
         stop_token_ids=_stop_token_ids(stopping.stop_token_ids, model.vocab_size),
         ignore_eos=stopping.ignore_eos,
-        max_tokens=_at_least_one(
-            "stopping.max_tokens", stopping.max_tokens if stopping.HasField("max_tokens") else None
-        ),
+        max_tokens=max_tokens,
         priority=_priority(request.priority),
         tenant=_tenant(request.tenant),
         time_limit_s=_time_limit_s(request),

@@ -184,8 +184,10 @@ def _fail(error: Exception, method: str, context: grpc.aio.ServicerContext[Any, 
     Not by `context.abort`: gRPC keeps what that raises, and with its frames the request, until the garbage collector
     comes, which large objects do not call.
     """
-    if isinstance(error, grpc.aio.BaseError):  # gRPC's own: an abort, or a client that has gone
+    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):  # the servicer's own end of the call, or fault
         raise error
+    if isinstance(error, grpc.aio.BaseError):  # the client has gone: whoever cuts a call must not fill the log
+        return
     code, details = grpc.StatusCode.INTERNAL, "internal error; the server's log says more"
     if isinstance(error, CitybusError):
         code, details = error.code, str(error)[:_MAX_STATUS_CHARS]

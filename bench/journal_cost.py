@@ -13,57 +13,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import secrets
-import socket
 import statistics
-import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
+from bench.processes import START_S, cpu_s, free_address, running
 from bench.prompts import BUILT_IN
-from bench.simulation import INFO
+from bench.synthetic import SyntheticExecutor, served
 from bench.throughput import ask
 from citybus import AsyncClient
-from citybus.executor.v1 import executor_pb2_grpc
-from citybus.processes import child_command
 from common import log
-from common.grpc_server import GrpcServer
-from common.metrics import ExecutorMetrics
-from common.step import ExecutorInfo, ResidentPage, StepPlan, StepResult
-from executor_svc.server import ExecutorServicer
-from scheduler_svc.policy_trial import CountingExecutor
-
-START_S = 120.0
-
-
-class SyntheticExecutor:
-    """`common.step.StepExecutor` that computes nothing, as fast as it can."""
-
-    def __init__(self) -> None:
-        self._info = replace(INFO, epoch=os.urandom(16), vocab_size=2**20, num_blocks=65_536, max_sequences=256)
-        self._term = 0
-        self._counting = CountingExecutor()
-
-    def describe(self) -> ExecutorInfo:
-        return self._info
-
-    def open(self, epoch: bytes, resume: bool) -> int:
-        self._term += 1
-        self._counting = CountingExecutor()
-        return self._term
-
-    def step(self, plan: StepPlan) -> StepResult:
-        return self._counting.step(plan)
-
-    def resident(self, page_size: int) -> Iterator[ResidentPage]:
-        yield ResidentPage(self._info.epoch, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +41,30 @@ class Round:
 @asynccontextmanager
 async def executor(model: Path, *, synthetic: bool) -> AsyncIterator[str]:
     """The address of an executor."""
-    listen = f"127.0.0.1:{_free_port()}"
+    listen = free_address()
     if not synthetic:
-        async with _process("executor_svc", "--model", str(model), "--listen", listen, "--log-level", "warning"):
+        async with running("executor_svc", "--model", str(model), "--listen", listen, "--log-level", "warning"):
             yield listen
         return
-    servicer = ExecutorServicer(SyntheticExecutor(), ExecutorMetrics(CollectorRegistry()))
-    server = GrpcServer(listen, services=["citybus.executor.v1.ExecutorService"], max_message_bytes=-1)
-    executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, server.server)
-    await server.start()
-    try:
+    async with served(SyntheticExecutor(), listen):
         yield listen
-    finally:
-        await server.server.stop(0)
-        servicer.close()
 
 
 async def play(options: argparse.Namespace, executor: str, journal: str) -> Round:
     """A scheduler's life: one answer to warm up, then all at once."""
-    listen = f"127.0.0.1:{_free_port()}"
+    listen = free_address()
     flags = ("--executor", executor, "--listen", listen, "--admin-listen", "127.0.0.1:0", "--log-level", "warning")
     prompts = [BUILT_IN[index % len(BUILT_IN)] for index in range(options.requests)]
     command = ("scheduler_svc", "--model", str(options.model), "--journal", journal, *flags)
-    async with _process(*command) as process, AsyncClient(listen) as client:
+    async with running(*command) as process, AsyncClient(listen) as client:
         await client.wait_ready(START_S)
         await ask(client, prompts[0], options.max_tokens, secrets.token_hex(8))
         salt = secrets.token_hex(8)
-        cpu, started = _cpu_s(process.pid), time.perf_counter()
+        cpu, started = cpu_s(process.pid), time.perf_counter()
         answers = await asyncio.gather(*(ask(client, prompt, options.max_tokens, salt) for prompt in prompts))
-        wall_s, cpu_s = time.perf_counter() - started, _cpu_s(process.pid) - cpu
+        wall_s, spent_s = time.perf_counter() - started, cpu_s(process.pid) - cpu
     num_tokens = sum(answer.num_tokens for answer in answers)
-    return Round(num_tokens / wall_s, 1e6 * cpu_s / num_tokens)
+    return Round(num_tokens / wall_s, 1e6 * spent_s / num_tokens)
 
 
 async def run(options: argparse.Namespace) -> dict[str, object]:
@@ -137,28 +94,6 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
 
 def _ratio(figures: dict[bool, list[float]]) -> float:
     return statistics.median(figures[True]) / statistics.median(figures[False])
-
-
-@asynccontextmanager
-async def _process(*command: str) -> AsyncIterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(child_command(command))
-    try:
-        yield process
-    finally:
-        process.terminate()
-        await asyncio.to_thread(process.wait)  # meanwhile an executor in this process answers
-
-
-def _cpu_s(pid: int) -> float:
-    """User and system time of a process, all its threads together (proc_pid_stat(5)), in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> int:

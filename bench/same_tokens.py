@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.prompts import BUILT_IN, read_prompts
 from citybus import AsyncClient
-from citybus.messages import ChatMessage
+from citybus.requests import ChatMessage
 
 Tokens = tuple[int, ...]
 

@@ -1,5 +1,5 @@
-"""The command line: `citybus serve | upgrade | generate | chat | status | policy | drain | events | health | bench |
-model`.
+"""The command line: `citybus serve | upgrade | generate | chat | status | policy | drain | events | keys | health |
+bench | model`.
 
 Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
@@ -24,6 +24,7 @@ COMMANDS = {
     "policy": "list, set, reload and try scheduling policies",
     "drain": "have a scheduler refuse new requests, or take them again",
     "events": "print what happens to a scheduler, as it happens",
+    "keys": "make API keys for the tenants of a server",
     "health": "say with the exit code whether a scheduler or an executor is healthy",
     "bench": "measure how fast a server is, compare ways to schedule, and price its tokens",
     "model": "add, list and find models",
@@ -37,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"citybus {importlib.metadata.version('citybus')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        command = commands.add_parser(  # no abbreviations: --api-key would be one, and show a key in the process list
+            name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
+        )
         if arguments[:1] == [name]:  # the others' imports can wait
             module = importlib.import_module(f"citybus.cli.{name}")
             module.configure(command)

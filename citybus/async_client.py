@@ -19,21 +19,15 @@ from citybus.connection import (
     HEALTH_REQUEST,
     SERVING,
     Keepalive,
-    channel_options,
+    authorization,
     not_ready,
+    open_aio_channel,
 )
 from citybus.errors import from_rpc
-from citybus.messages import (
-    ChatMessage,
-    Completion,
-    Model,
-    RequestOptions,
-    completion_of,
-    models_of,
-    to_count_request,
-    to_generate_request,
-)
+from citybus.messages import Completion, Model, completion_of, models_of
 from citybus.reconnect import DEFAULT_RECONNECT, Reconnect
+from citybus.requests import ChatMessage, RequestOptions, to_count_request, to_generate_request
+from citybus.tls import Tls
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc as pb_grpc
 
@@ -46,6 +40,9 @@ class AsyncClient:
 
     Nothing is sent before the first call. As a context manager it is closed at the end, which cancels what is open.
     Answers survive a break of the connection and a change of the scheduler, unless `reconnect` is None.
+
+    `api_key` None: the one of the variable CITYBUS_API_KEY, if it is set. `tls` None: the connection is not encrypted.
+    Raises `ValueError` where one of them is of no use.
     """
 
     def __init__(
@@ -54,12 +51,15 @@ class AsyncClient:
         *,
         keepalive: Keepalive | None = DEFAULT_KEEPALIVE,
         reconnect: Reconnect | None = DEFAULT_RECONNECT,
+        api_key: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self.address = address
+        self._metadata = authorization(api_key)
         self._reconnect = reconnect
         self._streams: WeakSet[AsyncStream] = WeakSet()
         self._cancels: set[asyncio.Task[None]] = set()
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options(keepalive))
+        self._channel = open_aio_channel(address, keepalive, tls)
         self._stub = pb_grpc.GenerationServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -82,7 +82,7 @@ class AsyncClient:
         stream as a `CitybusError`.
         """
         request = to_generate_request(prompt, options)
-        stream = AsyncStream(self._stub, request, self.address, self._reconnect, self._send_cancel)
+        stream = AsyncStream(self._stub, request, self.address, self._reconnect, self._send_cancel, self._metadata)
         self._streams.add(stream)
         return stream
 
@@ -94,7 +94,7 @@ class AsyncClient:
 
     async def _tell(self, request: pb.CancelRequest) -> None:
         with suppress(grpc.aio.AioRpcError):
-            await self._stub.Cancel(request, timeout=_GOODBYE_S)
+            await self._stub.Cancel(request, timeout=_GOODBYE_S, metadata=self._metadata)
 
     async def complete(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Completion:
         """The whole answer to what `generate` takes. Raises `CitybusError`."""
@@ -105,7 +105,8 @@ class AsyncClient:
     async def models(self, *, timeout: float = 30.0) -> list[Model]:
         """The served models; waits at most `timeout` seconds. Raises `CitybusError`."""
         with _mapped(self.address):
-            return models_of(await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout))
+            request = pb.ListModelsRequest()
+            return models_of(await self._stub.ListModels(request, timeout=timeout, metadata=self._metadata))
 
     async def count_tokens(
         self,
@@ -118,7 +119,7 @@ class AsyncClient:
         """Number of tokens of a text or a conversation; waits at most `timeout` seconds. Raises `CitybusError`."""
         request = to_count_request(prompt, messages, model)
         with _mapped(self.address):
-            return (await self._stub.CountTokens(request, timeout=timeout)).num_tokens
+            return (await self._stub.CountTokens(request, timeout=timeout, metadata=self._metadata)).num_tokens
 
     async def wait_ready(self, timeout: float = 60.0) -> None:
         """Return once the server says it is healthy. Raises `Unavailable` after `timeout` seconds."""

@@ -8,7 +8,7 @@ from typing import Self
 
 import grpc
 
-from citybus.connection import REQUEST_ID_KEY
+from citybus.connection import REQUEST_ID_KEY, Metadata
 from citybus.errors import Cancelled, CitybusError, from_rpc
 from citybus.messages import Delta, Finish, delta_of, finish_of
 from citybus.reconnect import BROKEN, Reconnect, may_attach, pauses
@@ -35,16 +35,18 @@ class AsyncStream:
         address: str,
         reconnect: Reconnect | None,
         send_cancel: Callable[[pb.CancelRequest], None],
+        metadata: Metadata,
     ) -> None:
         self._stub = stub
         self._request = request if reconnect is None else reconnect.prepare(request)
         self._address = address
         self._reconnect = reconnect
         self._send_cancel = send_cancel
+        self._metadata = metadata
         self._next_index = 0
         self._finish: Finish | None = None
         self._over = False
-        self._call: _Call = stub.Generate(self._request)
+        self._call: _Call = stub.Generate(self._request, metadata=metadata)
         self._first_call = self._call
         self._messages = self._call.__aiter__()
 
@@ -108,7 +110,8 @@ class AsyncStream:
         for pause in pauses():
             await asyncio.sleep(pause)
             call: _Call = self._stub.Attach(
-                pb.AttachRequest(tenant=self._request.tenant, request_id=request_id, next_index=self._next_index)
+                pb.AttachRequest(tenant=self._request.tenant, request_id=request_id, next_index=self._next_index),
+                metadata=self._metadata,
             )
             if await _id_in(call) is not None and not self._over:
                 self._call, self._messages = call, call.__aiter__()

@@ -18,22 +18,16 @@ from citybus.connection import (
     HEALTH_REQUEST,
     SERVING,
     Keepalive,
-    channel_options,
+    authorization,
     not_ready,
+    open_channel,
 )
 from citybus.errors import from_rpc
-from citybus.messages import (
-    ChatMessage,
-    Completion,
-    Model,
-    RequestOptions,
-    completion_of,
-    models_of,
-    to_count_request,
-    to_generate_request,
-)
+from citybus.messages import Completion, Model, completion_of, models_of
 from citybus.reconnect import DEFAULT_RECONNECT, Reconnect
+from citybus.requests import ChatMessage, RequestOptions, to_count_request, to_generate_request
 from citybus.stream import Stream
+from citybus.tls import Tls
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc as pb_grpc
 
@@ -46,6 +40,9 @@ class Client:
 
     Nothing is sent before the first call. As a context manager it is closed at the end, which cancels what is open.
     Answers survive a break of the connection and a change of the scheduler, unless `reconnect` is None.
+
+    `api_key` None: the one of the variable CITYBUS_API_KEY, if it is set. `tls` None: the connection is not encrypted.
+    Raises `ValueError` where one of them is of no use.
     """
 
     def __init__(
@@ -54,12 +51,15 @@ class Client:
         *,
         keepalive: Keepalive | None = DEFAULT_KEEPALIVE,
         reconnect: Reconnect | None = DEFAULT_RECONNECT,
+        api_key: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self.address = address
+        self._metadata = authorization(api_key)
         self._reconnect = reconnect
         self._streams: WeakSet[Stream] = WeakSet()
         self._cancels: set[grpc.Future[pb.CancelResponse]] = set()
-        self._channel = grpc.insecure_channel(address, options=channel_options(keepalive))
+        self._channel = open_channel(address, keepalive, tls)
         self._stub = pb_grpc.GenerationServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -85,13 +85,13 @@ class Client:
         stream as a `CitybusError`.
         """
         request = to_generate_request(prompt, options)
-        stream = Stream(self._stub, request, self.address, self._reconnect, self._send_cancel)
+        stream = Stream(self._stub, request, self.address, self._reconnect, self._send_cancel, self._metadata)
         self._streams.add(stream)
         return stream
 
     def _send_cancel(self, request: pb.CancelRequest) -> None:
         """Tell the server that nobody waits for a request any more; what it says to that is not waited for."""
-        cancel = self._stub.Cancel.future(request, timeout=_GOODBYE_S)
+        cancel = self._stub.Cancel.future(request, timeout=_GOODBYE_S, metadata=self._metadata)
         self._cancels.add(cancel)
         cancel.add_done_callback(self._cancels.discard)
 
@@ -104,7 +104,7 @@ class Client:
     def models(self, *, timeout: float = 30.0) -> list[Model]:
         """The served models; waits at most `timeout` seconds. Raises `CitybusError`."""
         with _mapped(self.address):
-            return models_of(self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout))
+            return models_of(self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout, metadata=self._metadata))
 
     def count_tokens(
         self,
@@ -117,7 +117,7 @@ class Client:
         """Number of tokens of a text or a conversation; waits at most `timeout` seconds. Raises `CitybusError`."""
         request = to_count_request(prompt, messages, model)
         with _mapped(self.address):
-            return self._stub.CountTokens(request, timeout=timeout).num_tokens
+            return self._stub.CountTokens(request, timeout=timeout, metadata=self._metadata).num_tokens
 
     def wait_ready(self, timeout: float = 60.0) -> None:
         """Return once the server says it is healthy. Raises `Unavailable` after `timeout` seconds."""

@@ -1,14 +1,20 @@
-"""How both clients connect: channel options, and the standard health check."""
+"""How clients connect: channels, the API key, and the standard health check."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import grpc
 
 from citybus.errors import Unavailable
+from citybus.tls import Tls
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+API_KEY_VARIABLE = "CITYBUS_API_KEY"
+"""Environment variable with the API key, where none is given. Never a flag: those show in the process list."""
+ADMIN_TOKEN_VARIABLE = "CITYBUS_ADMIN_TOKEN"  # its name, not its value
+"""The same for the token of operators."""
 REQUEST_ID_KEY = "citybus-request-id"
 """Initial metadata in which the server returns the id of an accepted request."""
 
@@ -24,6 +30,10 @@ MIN_INTERVAL_S = 5.0
 """Least seconds between two keepalive pings."""
 
 MAX_MESSAGE_BYTES = 64 << 20
+
+
+Metadata = tuple[tuple[str, str], ...]
+"""Of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,33 @@ def channel_options(keepalive: Keepalive | None) -> list[tuple[str, int]]:
             ("grpc.http2.ping_timeout_ms", round(keepalive.timeout_s * 1000)),  # the one above alone leaves a minute
         ]
     return options
+
+
+def open_channel(address: str, keepalive: Keepalive | None = None, tls: Tls | None = None) -> grpc.Channel:
+    """A channel to `address` ("host:port"), encrypted if `tls` is given. Raises `ValueError` for files of no use."""
+    options = channel_options(keepalive)
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, tls.credentials(), options=options)
+
+
+def open_aio_channel(address: str, keepalive: Keepalive | None = None, tls: Tls | None = None) -> grpc.aio.Channel:
+    """The same for asyncio."""
+    options = channel_options(keepalive)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, tls.credentials(), options=options)
+
+
+def authorization(api_key: str | None) -> Metadata:
+    """What a call brings to show who makes it; None: the key of the environment, or nothing.
+
+    Raises `ValueError`, which does not quote it, for a key that no metadata can hold.
+    """
+    key = os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError(f"api_key (or {API_KEY_VARIABLE}) must be one line of ASCII")
+    return (("authorization", f"Bearer {key}"),) if key else ()
 
 
 def not_ready(address: str, timeout: float) -> Unavailable:

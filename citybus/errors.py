@@ -7,6 +7,8 @@ from typing import cast
 
 import grpc
 
+from citybus.tls import explain_failure
+
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
 """Trailing metadata with which a server says when to try again (gRFC A6), in milliseconds."""
 
@@ -56,6 +58,18 @@ class Unreachable(Unavailable):
     """No server answers at the address."""
 
 
+class Insecure(Unavailable):
+    """A server answers at the address, and no secure connection to it comes about."""
+
+
+class Unauthenticated(CitybusError):
+    """The API key, or the operator's token, is missing or wrong."""
+
+
+class PermissionDenied(CitybusError):
+    """The API key is another tenant's."""
+
+
 class Timeout(CitybusError):
     """The answer did not come within the caller's timeout."""
 
@@ -70,6 +84,8 @@ _CLASSES: dict[grpc.StatusCode, type[CitybusError]] = {
     grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Exhausted,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.DEADLINE_EXCEEDED: Timeout,
     grpc.StatusCode.CANCELLED: Cancelled,
 }
@@ -81,6 +97,8 @@ def from_rpc(failure: grpc.RpcError, address: str, request_id: str | None = None
     """The error for a failed call to the server at `address`."""
     code, message = failure.code(), failure.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE and message.startswith(_UNREACHED):
+        if means := explain_failure(message):
+            return Insecure(f"no secure connection to the server at {address}: {means}", code)
         return Unreachable(f"no server answers at {address} ({message.rpartition(': ')[2]})", code)
     trailing = cast("Iterable[tuple[str, str | bytes]]", failure.trailing_metadata() or ())
     pushback = dict(trailing).get(PUSHBACK_KEY)

@@ -1,61 +1,12 @@
-"""What both clients send and give back: request options, and the parts of an answer as plain dataclasses."""
+"""What both clients give back: the parts of an answer as plain dataclasses."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
 from citybus.v1 import generation_pb2 as pb
-
-
-class ChatMessage(TypedDict):
-    """One turn of a conversation: `role` is one the model's template knows ("system", "user", "assistant")."""
-
-    role: str
-    content: str
-
-
-class RequestOptions(TypedDict, total=False):
-    """Options of a request. Whatever is left out, the server decides."""
-
-    messages: Sequence[ChatMessage]
-    """A conversation, oldest turn first, rendered with the model's chat template; instead of a text."""
-    token_ids: Sequence[int]
-    """Token ids, used exactly as given; instead of a text."""
-    request_id: str
-    """Name of the request, 1 to 128 printable ASCII characters without spaces. Default: one the server makes."""
-    model: str
-    """Name of the model. Default: the served one."""
-    temperature: float
-    """Divides the logits; 0 is greedy, at most 100. Default: 1."""
-    top_p: float
-    """Keep the smallest set of most likely tokens whose probability reaches this; over 0, at most 1. Default: 1."""
-    top_k: int
-    """Keep this many most likely tokens. Default: 0 (off)."""
-    min_p: float
-    """Drop tokens less likely than this share of the likeliest; 0 to 1. Default: 0 (off)."""
-    seed: int
-    """The same seed, prompt and parameters give the same tokens. Default: a fresh one."""
-    max_tokens: int
-    """Most tokens to generate, 1 or more. Default: up to the model's context."""
-    stop: Sequence[str]
-    """Texts that end the answer and are not part of it; at most 16."""
-    stop_token_ids: Sequence[int]
-    """Token ids that end the answer and give no text; at most 64."""
-    ignore_eos: bool
-    """Go on past the model's own end tokens. Default: False."""
-    priority: int
-    """Higher is served sooner under the "priority" policy; -1000 to 1000. Default: 0."""
-    tenant: str
-    """Who is billed under fair-share policies. Default: ""."""
-    time_limit_ms: int
-    """Most milliseconds from arrival to the last token, queueing included. Default: the server's limit."""
-    cache_salt: str
-    """Share cached prefixes only with requests of the same salt. Default: a common space."""
-    skip_special_tokens: bool
-    """Leave special tokens out of the text. Default: True."""
 
 
 class FinishReason(enum.StrEnum):
@@ -104,22 +55,52 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model finds a token, by its own logits: before penalties, bias, bans and temperature.
+
+    `rank` 1 is the likeliest; `top_ids` are the likeliest in falling order, `top_logprobs` theirs. `logprob` is None,
+    and the rest empty, where it is not known: of a prompt's first token, and of an answer that is read again late.
+    """
+
+    logprob: float | None
+    rank: int
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The prompt as the model saw it; `text` where `echo` was asked for, `logprobs` where `prompt_logprobs` was."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """The next part of an answer: its tokens number `first_index`, `first_index` + 1 and so on, and new text."""
+    """The next part of an answer: its tokens number `first_index`, `first_index` + 1 and so on, and new text.
+
+    `logprobs` are parallel to `token_ids`, where asked for; `prompt`, where asked for, comes with the first part.
+    """
 
     first_index: int
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt: Prompt | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer. `request_id` is the id the server knew it by."""
+    """A whole answer. `request_id` is the id the server knew it by; the rest as in `Delta`."""
 
     text: str
     token_ids: tuple[int, ...]
     finish: Finish
     request_id: str | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt: Prompt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,65 +113,22 @@ class Model:
     has_chat_template: bool
 
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
-_STOPPING = ("max_tokens", "stop", "stop_token_ids", "ignore_eos")
-_PROMPTS = ("messages", "token_ids")
-
-
-def to_generate_request(prompt: str | None, options: RequestOptions) -> pb.GenerateRequest:
-    """The message for a request. Raises `ValueError` or `TypeError` for what no such message can hold."""
-    _check_prompt(prompt, options)
-    request = pb.GenerateRequest()
-    for name, value in ({"prompt": prompt, **options} if prompt is not None else options).items():
-        try:
-            _set(request, name, value)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-        except TypeError as error:
-            raise TypeError(f"{name}: {error}") from None
-    return request
-
-
-def to_count_request(prompt: str | None, turns: Sequence[ChatMessage] | None, model: str) -> pb.CountTokensRequest:
-    """The message that asks for the length of a text or a conversation. Raises like `to_generate_request`."""
-    options: RequestOptions = {"model": model} if turns is None else {"model": model, "messages": turns}
-    request = to_generate_request(prompt, options)
-    if request.HasField("chat"):
-        return pb.CountTokensRequest(model=model, chat=request.chat)
-    return pb.CountTokensRequest(model=model, text=request.text)
-
-
-def _check_prompt(prompt: str | None, options: RequestOptions) -> None:
-    given = (prompt is not None) + sum(name in options for name in _PROMPTS)
-    if given != 1:
-        raise ValueError("give exactly one prompt: a text, messages=[...] or token_ids=[...]")
-
-
-def _set(request: pb.GenerateRequest, name: str, value: object) -> None:
-    """Set one option; protobuf itself raises for a wrong type or range."""
-    if name == "stop" and isinstance(value, str):
-        raise TypeError("expected a list of texts, got a text")
-    if name == "prompt":
-        request.text = value  # type: ignore[assignment]
-    elif name == "messages":
-        request.chat.CopyFrom(pb.ChatPrompt(messages=[pb.ChatMessage(**turn) for turn in value]))  # type: ignore[attr-defined]
-    elif name == "token_ids":
-        request.tokens.CopyFrom(pb.TokenPrompt(ids=value))  # type: ignore[arg-type]
-    elif name in _SAMPLING:
-        request.sampling.MergeFrom(pb.SamplingParams(**{name: value}))  # type: ignore[arg-type]
-    elif name in _STOPPING:
-        request.stopping.MergeFrom(pb.StopParams(**{name: value}))  # type: ignore[arg-type]
-    elif name in RequestOptions.__annotations__:
-        setattr(request, name, value)
-    else:
-        raise TypeError("no such option")
-
-
 def delta_of(message: pb.GenerateResponse) -> Delta | None:
     """The part of an answer in a message; None in one that only says how the answer ended."""
-    if not message.token_ids and not message.text:
+    prompt = _prompt_of(message.prompt) if message.HasField("prompt") else None
+    if not message.token_ids and not message.text and prompt is None:
         return None
-    return Delta(message.first_index, tuple(message.token_ids), message.text)
+    logprobs = tuple(map(_logprobs_of, message.logprobs))
+    return Delta(message.first_index, tuple(message.token_ids), message.text, logprobs, prompt)
+
+
+def _prompt_of(prompt: pb.Prompt) -> Prompt:
+    return Prompt(tuple(prompt.token_ids), prompt.text, tuple(map(_logprobs_of, prompt.logprobs)))
+
+
+def _logprobs_of(score: pb.TokenLogprobs) -> TokenLogprobs:
+    logprob = score.logprob if score.HasField("logprob") else None
+    return TokenLogprobs(logprob, score.rank, tuple(score.top_ids), tuple(score.top_logprobs))
 
 
 def finish_of(message: pb.GenerateResponse) -> Finish | None:
@@ -213,7 +151,8 @@ def completion_of(deltas: Sequence[Delta], end: Finish, request_id: str | None) 
     """The whole answer of which `deltas` are the parts."""
     text = "".join(part.text for part in deltas)
     token_ids = tuple(token for part in deltas for token in part.token_ids)
-    return Completion(text, token_ids, end, request_id)
+    logprobs = tuple(each for part in deltas for each in part.logprobs)
+    return Completion(text, token_ids, end, request_id, logprobs, deltas[0].prompt if deltas else None)
 
 
 def models_of(message: pb.ListModelsResponse) -> list[Model]:

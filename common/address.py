@@ -6,6 +6,8 @@ import socket
 
 from common.errors import StartupError
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
 
 def split(address: str) -> tuple[str, int]:
     """Host and port of `address`. Raises `StartupError` where it is not one."""
@@ -38,3 +40,20 @@ def cannot_listen(address: str, error: OSError) -> StartupError:
 def with_port(address: str, port: int) -> str:
     """The address with the port that was bound for it."""
     return f"{address.rsplit(':', 1)[0]}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches what listens there. Raises `StartupError` where it is no address."""
+    return split(address)[0] in LOOPBACK
+
+
+def check_guarded(listen: str, *, guarded: bool, insecure_bind: bool, how: str) -> None:
+    """Raise `StartupError` where others than this machine could use a service that asks nobody who they are.
+
+    `how` says what would guard it. An operator who knows what he does sets `insecure_bind`.
+    """
+    if not (guarded or insecure_bind or is_loopback(listen)):
+        raise StartupError(
+            f"listening on {listen} without credentials would serve whoever reaches it: {how}; listen on 127.0.0.1; or,"
+            " where something else keeps strangers away, set --insecure-bind"
+        )

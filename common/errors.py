@@ -9,7 +9,8 @@ CitybusError                 INTERNAL             a fault of ours
 |   `-- Abandoned            UNAVAILABLE          an accepted request has ended for that
 |-- Aborted                  ABORTED              another reader has taken the answer over
 |-- FailedPrecondition       FAILED_PRECONDITION  another scheduler has taken over, or the epoch changed
-|-- Unauthenticated          UNAUTHENTICATED      the operator's token is missing or wrong
+|-- Unauthenticated          UNAUTHENTICATED      a token or key is missing or wrong
+|-- PermissionDenied         PERMISSION_DENIED    the key is another tenant's
 `-- StartupError             (never on the wire)  a service cannot start; the message says what to do
 """
 
@@ -78,9 +79,15 @@ class FailedPrecondition(CitybusError):
 
 
 class Unauthenticated(CitybusError):
-    """The operator's token is missing or wrong."""
+    """A token or key is missing or wrong."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class PermissionDenied(CitybusError):
+    """The key is another tenant's."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
 
 
 class StartupError(CitybusError):

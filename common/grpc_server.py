@@ -8,7 +8,7 @@ import inspect
 import os
 import signal
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -41,7 +41,7 @@ class GrpcServer:
 
     `listen` is "host:port" (port 0: any free one); `services` are the full names of what it serves. A message of more
     than `max_message_bytes` is refused with RESOURCE_EXHAUSTED before it is parsed, and so is a call beyond `max_calls`
-    open ones. `interceptors` come after the one that turns errors into statuses.
+    open ones. `interceptors` come after the one that turns errors into statuses. `credentials` None: no TLS.
     """
 
     def __init__(
@@ -53,8 +53,10 @@ class GrpcServer:
         max_calls: int = MAX_CALLS,
         max_connections: int = MAX_CONNECTIONS,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self.listen = listen
+        self._credentials = credentials
         self.server = grpc.aio.server(
             interceptors=[ErrorInterceptor(), *interceptors],
             options=server_options(max_message_bytes, max_calls, max_connections),
@@ -72,7 +74,10 @@ class GrpcServer:
         )
         address.check_free(self.listen)  # gRPC itself gives no reason
         try:
-            port = self.server.add_insecure_port(self.listen)
+            if self._credentials is None:
+                port = self.server.add_insecure_port(self.listen)
+            else:
+                port = self.server.add_secure_port(self.listen, self._credentials)
         except RuntimeError as error:
             raise StartupError(f"cannot listen on {self.listen}: {error}") from error
         await self.server.start()
@@ -147,7 +152,11 @@ def _parser(handler: Any) -> Callable[[Any], Any]:
         except DecodeError:
             raise InvalidRequest("what was sent is not a message of this method") from None
 
-    return (lambda raws: (parse(raw) async for raw in raws)) if handler.request_streaming else parse
+    async def parse_all(raws: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for raw in raws:  # not before it is asked for: gRPC warns of a stream that is begun and left
+            yield parse(raw)
+
+    return parse_all if handler.request_streaming else parse
 
 
 def _guard_call(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -55,14 +56,59 @@ class HandOverMetrics:
         self.recomputed_tokens = make.gauge("handover_recomputed_tokens", "Tokens that had to be computed again")
 
 
+@dataclass(frozen=True, slots=True)
+class TenantMetrics:
+    """What is counted for one tenant under one policy: found once, and not again for every token."""
+
+    labels: dict[str, str]
+    queue_time_seconds: Histogram
+    time_to_first_token_seconds: Histogram
+    inter_token_latency_seconds: Histogram
+    prompt_tokens: Counter
+    generation_tokens: Counter
+    preemptions: Counter
+
+
+class _TenantFamilies:
+    """The metrics that have a series for every tenant under every policy."""
+
+    def __init__(self, make: _Family) -> None:
+        self._queue_time = make.histogram(
+            "tenant_queue_time_seconds", "From arrival to the first step", _TENANT_LATENCY, _TENANT
+        )
+        self._first_token = make.histogram(
+            "tenant_time_to_first_token_seconds", "From arrival to the first token", _TENANT_LATENCY, _TENANT
+        )
+        self._inter_token = make.histogram(
+            "tenant_inter_token_latency_seconds", "Between two tokens of a request", _TENANT_LATENCY, _TENANT
+        )
+        self._prompt = make.counter("tenant_prompt_tokens", "Prompt tokens of ended requests", _TENANT)
+        self._generation = make.counter("tenant_generation_tokens", "Tokens generated", _TENANT)
+        self._preemptions = make.counter("tenant_preemptions", "Preemptions of ended requests", _TENANT)
+
+    def of(self, labels: dict[str, str]) -> TenantMetrics:
+        """The series of one tenant."""
+        return TenantMetrics(
+            labels,
+            self._queue_time.labels(**labels),
+            self._first_token.labels(**labels),
+            self._inter_token.labels(**labels),
+            self._prompt.labels(**labels),
+            self._generation.labels(**labels),
+            self._preemptions.labels(**labels),
+        )
+
+
 class SchedulerMetrics:
     """What the scheduler counts. Labels are bounded: of the names that callers choose, the first tenants only."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._policy = ""
         self._tenants: set[str] = set()
+        self._of_tenant: dict[str, TenantMetrics] = {}
         make = _Family(registry)
         self.hand_over = HandOverMetrics(make)
+        self._families = _TenantFamilies(make)
         self.num_requests_running = make.gauge("num_requests_running", "Sequences in the batch")
         self.num_requests_waiting = make.gauge("num_requests_waiting", "Sequences waiting for a seat")
         self.kv_cache_usage_perc = make.gauge("kv_cache_usage_perc", "Share of KV blocks in block tables, 0 to 1")
@@ -106,28 +152,19 @@ class SchedulerMetrics:
             "request_generation_tokens", "Tokens generated for a request", _TOKENS
         )
 
-        self.tenant_queue_time_seconds = make.histogram(
-            "tenant_queue_time_seconds", "From arrival to the first step", _TENANT_LATENCY, _TENANT
-        )
-        self.tenant_time_to_first_token_seconds = make.histogram(
-            "tenant_time_to_first_token_seconds", "From arrival to the first token", _TENANT_LATENCY, _TENANT
-        )
-        self.tenant_inter_token_latency_seconds = make.histogram(
-            "tenant_inter_token_latency_seconds", "Between two tokens of a request", _TENANT_LATENCY, _TENANT
-        )
-        self.tenant_prompt_tokens = make.counter("tenant_prompt_tokens", "Prompt tokens of ended requests", _TENANT)
-        self.tenant_generation_tokens = make.counter("tenant_generation_tokens", "Tokens generated", _TENANT)
-        self.tenant_preemptions = make.counter("tenant_preemptions", "Preemptions of ended requests", _TENANT)
-
-    def tenant(self, name: str) -> dict[str, str]:
-        """Labels of a tenant under the policy in force: its name where it is one of the first, else "other"."""
+    def tenant(self, name: str) -> TenantMetrics:
+        """Those of a tenant under the policy in force: by its name where it is one of the first, else "other"."""
         if name not in self._tenants and len(self._tenants) < MAX_TENANTS:
             self._tenants.add(name)
-        return {"policy": self._policy, "tenant": name if name in self._tenants else OTHER_TENANTS}
+        label = name if name in self._tenants else OTHER_TENANTS
+        if label not in self._of_tenant:
+            self._of_tenant[label] = self._families.of({"policy": self._policy, "tenant": label})
+        return self._of_tenant[label]
 
     def set_policy(self, name: str) -> None:
         """Say that policy `name` is now the one in force."""
         self._policy = name
+        self._of_tenant.clear()
         self._policy_info.clear()
         self._policy_info.labels(policy=name).set(1)
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 HASH_BYTES = 16
 """Width of a block's content hash: 128 bits cannot be collided by chance, and the key keeps it from being forced."""
+
+
+MAX_LOGPROBS = 32
+"""Most of the likeliest tokens that a step reports beside each drawn one: a beam search of 16 wants twice its width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,16 @@ class Sampling:
 
     `temperature` 0 is greedy; `top_p` 1, `top_k` 0 and `min_p` 0 are off. `seed` keys the counter-based random
     numbers; the counter is the index of the generated token.
+
+    The logits are changed before all that, in this order: `repetition_penalty` (1 is off) divides positive logits of
+    tokens that prompt or answer have, and multiplies the others; `presence_penalty` and, for every occurrence,
+    `frequency_penalty` are taken from tokens that the answer has; `logit_bias` (id, number), by rising id, is added.
+    Not drawn are tokens outside `allowed_token_ids` (empty: all are allowed), `banned_token_ids`, `end_token_ids` while
+    the answer has fewer than `min_tokens` tokens, and the last token of one of `bad_words` where the answer ends with
+    those before it. Something has to be left.
+
+    `num_logprobs` asks for the log-probability of every token drawn and of that many of the likeliest,
+    `num_prompt_logprobs` for the same of the prompt's tokens but the first; None: no.
     """
 
     temperature: float = 1.0
@@ -27,6 +41,17 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +120,44 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledToken:
-    """The token a sequence drew in a step."""
+class TokenLogprobs:
+    """Log-softmax of the model's own logits, before anything that a `Sampling` says.
+
+    `logprob` is the token's own, `rank` its place (1 is the likeliest; of equals the lower id comes first);
+    `top_ids` are the likeliest tokens in that order, and `top_logprobs` theirs.
+    """
+
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class SampledToken(NamedTuple):
+    """The token a sequence drew in a step, with what it scored where that is asked for.
+
+    A tuple, as there is one for every row of every step.
+    """
 
     sequence_id: int
     token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLogprobs:
+    """Of known tokens number `first_position` (1 or more) and on: of a prompt, or an answer sent with its sequence."""
+
+    sequence_id: int
+    first_position: int
+    tokens: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What one step gave: `sampled` in the order of the plan, new sequences first.
+
+    `known_logprobs` are of tokens that were not drawn but computed past, where the sampling asks for them.
 
     `error` says why the step failed: then nothing was sampled and its sequences are no longer resident.
     `execute_ns` and `idle_ns` are nanoseconds: spent on the step, and without work before it.
@@ -115,6 +168,7 @@ class StepResult:
     execute_ns: int = 0
     idle_ns: int = 0
     error: str | None = None
+    known_logprobs: tuple[KnownLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,12 @@ from common.step import (
     NewSequence,
     ResidentPage,
     ResidentSequence,
-    SampledToken,
-    Sampling,
     ScheduledSequence,
     SealedBlock,
     StepPlan,
     StepResult,
 )
+from common.wire_sampling import add_logprobs, known_from_pb, sampled_from_pb, sampling_from_pb, sampling_to_pb
 
 
 def plan_to_pb(plan: StepPlan) -> pb.StepPlan:
@@ -71,7 +70,7 @@ def plan_from_pb(message: pb.StepPlan) -> StepPlan:
 
 def result_to_pb(result: StepResult) -> pb.StepResult:
     """The message for a result."""
-    return pb.StepResult(
+    message = pb.StepResult(
         step=result.step,
         ids=[token.sequence_id for token in result.sampled],
         token_ids=[token.token_id for token in result.sampled],
@@ -79,18 +78,19 @@ def result_to_pb(result: StepResult) -> pb.StepResult:
         idle_ns=result.idle_ns,
         error=result.error or "",
     )
+    add_logprobs(message, result.sampled, result.known_logprobs)
+    return message
 
 
 def result_from_pb(message: pb.StepResult) -> StepResult:
     """The result in a message. Raises `InvalidPlan` where its columns do not fit each other."""
-    if len(message.ids) != len(message.token_ids):
-        raise InvalidPlan(f"a result has {len(message.ids)} sequences and {len(message.token_ids)} tokens")
     return StepResult(
         step=message.step,
-        sampled=tuple(map(SampledToken, message.ids, message.token_ids)),
+        sampled=sampled_from_pb(message),
         execute_ns=message.execute_ns,
         idle_ns=message.idle_ns,
         error=message.error or None,
+        known_logprobs=known_from_pb(message),
     )
 
 
@@ -145,7 +145,7 @@ def page_from_pb(message: pb.ReconcileResponse) -> ResidentPage:
 
 def _column(values: list[int]) -> list[int]:
     """A column that is left out where every value is 1, as in a step of decodes only."""
-    return [] if all(value == 1 for value in values) else values
+    return [] if values.count(1) == len(values) else values
 
 
 def _expand(column: Iterable[int], rows: int, name: str) -> list[int]:
@@ -175,20 +175,6 @@ def _sealed(blocks: Iterable[int], hashes: bytes) -> Iterator[SealedBlock]:
         yield SealedBlock(block_id, hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES])
 
 
-def _sampling_to_pb(sampling: Sampling) -> pb.Sampling:
-    return pb.Sampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-    )
-
-
-def _sampling_from_pb(message: pb.Sampling) -> Sampling:
-    return Sampling(message.temperature, message.top_p, message.top_k, message.min_p, message.seed)
-
-
 def _new_sequence_to_pb(row: NewSequence) -> pb.NewSequence:
     return pb.NewSequence(
         id=row.sequence_id,
@@ -197,7 +183,7 @@ def _new_sequence_to_pb(row: NewSequence) -> pb.NewSequence:
         num_computed_tokens=row.num_computed_tokens,
         num_tokens=row.num_tokens,
         block_ids=row.block_ids,
-        sampling=_sampling_to_pb(row.sampling),
+        sampling=sampling_to_pb(row.sampling),
     )
 
 
@@ -209,7 +195,7 @@ def _new_sequence_from_pb(message: pb.NewSequence) -> NewSequence:
         num_computed_tokens=message.num_computed_tokens,
         num_tokens=message.num_tokens,
         block_ids=tuple(message.block_ids),
-        sampling=_sampling_from_pb(message.sampling),
+        sampling=sampling_from_pb(message.sampling),
     )
 
 
@@ -220,7 +206,7 @@ def _resident_to_pb(sequence: ResidentSequence) -> pb.ResidentSequence:
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_computed_tokens=sequence.num_computed_tokens,
         block_ids=sequence.block_ids,
-        sampling=_sampling_to_pb(sequence.sampling),
+        sampling=sampling_to_pb(sequence.sampling),
         num_reused_tokens=sequence.num_reused_tokens,
     )
 
@@ -232,6 +218,6 @@ def _resident_from_pb(message: pb.ResidentSequence) -> ResidentSequence:
         num_prompt_tokens=message.num_prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
         block_ids=tuple(message.block_ids),
-        sampling=_sampling_from_pb(message.sampling),
+        sampling=sampling_from_pb(message.sampling),
         num_reused_tokens=message.num_reused_tokens,
     )

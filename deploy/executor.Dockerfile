@@ -27,7 +27,8 @@ RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir /
 
 FROM python:3.11-slim AS executor
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp citybus \
-    && install -d -o citybus -g citybus /models /kernels
+    && install -d -o citybus -g citybus /models /kernels \
+    && install -d -o citybus -g citybus -m 0700 /credentials
 # Triton, which comes with torch for GPUs, compiles what launches its kernels.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN test -n "$TORCH_INDEX" \

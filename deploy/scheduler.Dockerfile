@@ -14,7 +14,8 @@ RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir /
 
 FROM python:3.11-slim
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp citybus \
-    && install -d -o citybus -g citybus /models /var/lib/citybus
+    && install -d -o citybus -g citybus /models /var/lib/citybus \
+    && install -d -o citybus -g citybus -m 0700 /credentials
 COPY --from=dependencies /opt/citybus /opt/citybus
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     pip --python /opt/citybus/bin/python --no-cache-dir install --root-user-action=ignore --no-deps --force-reinstall \

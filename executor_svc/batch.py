@@ -18,7 +18,8 @@ class Batch:
     """N tokens of S rows, one row after the other; all tensors are int64.
 
     `token_ids`, `positions` and `slots` (where the token's key and value go) are [N]. `drawing_rows` are the tokens,
-    of the N, whose logits are drawn from: the last one of every row that has all its tokens computed.
+    of the N, whose logits are wanted, in rising order: those that score known tokens, and of every row that has all its
+    tokens computed the last one, which is drawn from.
     """
 
     token_ids: torch.Tensor
@@ -39,7 +40,13 @@ def build_batch(rows: Sequence[Row], block_size: int, device: torch.device) -> B
         token_ids=column([token for row in rows for token in row.sequence.tokens[row.start : row.end]]),
         positions=column([position for row in rows for position in range(row.start, row.end)]),
         slots=column([slot for row in rows for slot in row.slots(block_size)]),
-        drawing_rows=column([end - 1 for row, end in zip(rows, starts[1:], strict=True) if row.draws]),
+        drawing_rows=column(
+            [
+                end + position - row.end
+                for row, end in zip(rows, starts[1:], strict=True)
+                for position in row.positions_with_logits
+            ]
+        ),
         paged=PagedBatch(
             block_tables=_tables([row.sequence.block_ids for row in rows], device),
             lengths=[row.end for row in rows],

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.config import REQUIRED, option
+from common.tls import TlsFiles, check_tls_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,10 +16,20 @@ class Config:
     model: Path = option(REQUIRED, "model folder in Hugging Face layout, with safetensors weights")
     listen: str = option(
         "127.0.0.1:50061",
-        "address that the scheduler connects to; port 0 takes a free one. There are no credentials: let only the"
-        " scheduler reach it",
+        "address that the scheduler connects to; port 0 takes a free one",
         unit="host:port",
     )
+    token_file: Path | None = option(
+        None,
+        "file with the token that the scheduler must send, made where there is none; none: whoever connects may send"
+        " plans",
+    )
+    tls_cert: Path | None = option(None, "PEM file with the certificate to show, and its chain; none is no TLS")
+    tls_key: Path | None = option(None, "PEM file with the key of tls_cert")
+    tls_client_ca: Path | None = option(
+        None, "PEM file with the CA of the scheduler's certificate; none: the scheduler needs no certificate"
+    )
+    insecure_bind: bool = option(False, "listen beyond this machine without token_file or tls_client_ca")
     metrics_listen: str = option("", "address of the Prometheus metrics; empty is off", unit="host:port")
     device: str = option("cpu", "what computes", choices=("cpu", "cuda"))
     dtype: str = option(
@@ -47,6 +58,7 @@ class Config:
     log_level: str = option("info", "least severity logged", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:
+        check_tls_options(self, "tls_cert", "tls_key", "tls_client_ca")
         for name in ("num_threads", "kv_cache_memory", "block_size", "max_sequences", "max_step_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -55,3 +67,8 @@ class Config:
             raise ValueError("max_model_len must be at least 2")
         if self.num_blocks < 0 or self.drain_grace < 0:
             raise ValueError("num_blocks and drain_grace must not be less than 0")
+
+    @property
+    def tls(self) -> TlsFiles:
+        """What it shows, and whom it lets in."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)

@@ -15,18 +15,24 @@ from common.step import (
     BlockCopy,
     ExecutorInfo,
     InvalidPlan,
+    KnownLogprobs,
     ResidentPage,
     SampledToken,
     StaleTerm,
     StepPlan,
     StepResult,
 )
+from executor_svc.adjustments import build_adjustments
 from executor_svc.batch import build_batch, build_draws, to_device
 from executor_svc.kv_pool import KvPool
 from executor_svc.models.registry import Model
 from executor_svc.resident import ResidentTable
+from executor_svc.scores import asking_rows, score_drawn, score_known, split_logits
 from executor_svc.sequence import Row
+from kernels.adjust_logits import adjust_logits
 from kernels.backend import Kernels
+
+Drawn = tuple[tuple[SampledToken, ...], tuple[KnownLogprobs, ...]]
 
 log = structlog.get_logger()
 
@@ -90,18 +96,18 @@ class Engine:
         rows = self._resident.apply(plan)
         self._last_step, self._session_has_begun = plan.step, True
         sampled: tuple[SampledToken, ...] = ()
+        known_logprobs: tuple[KnownLogprobs, ...] = ()
         error = None
         try:
-            tokens = self._compute(plan.copies, rows)
-            self._resident.commit(rows, tokens, plan.sealed)
-            drawing = (row.sequence.sequence_id for row in rows if row.draws)
-            sampled = tuple(map(SampledToken, drawing, tokens))
+            sampled, known_logprobs = self._compute(plan.copies, rows)
+            self._resident.commit(rows, [token.token_id for token in sampled], plan.sealed)
         except Exception as failure:  # whatever it is, it must not end the process: others wait for their steps
             self._resident.drop(rows)
+            sampled, known_logprobs = (), ()
             error = type(failure).__name__  # its message could quote a request
             log.error("step failed", step=plan.step, error=error)
         self._idle_since = time.perf_counter_ns()
-        return StepResult(plan.step, sampled, self._idle_since - started, idle, error)
+        return StepResult(plan.step, sampled, self._idle_since - started, idle, error, known_logprobs)
 
     def resident(self, page_size: int) -> Iterator[ResidentPage]:
         """As `StepExecutor.resident`."""
@@ -116,8 +122,8 @@ class Engine:
         if plan.step < expected or (self._session_has_begun and plan.step > expected):
             raise InvalidPlan(f"step {plan.step} cannot follow step {self._last_step}")
 
-    def _compute(self, copies: Sequence[BlockCopy], rows: list[Row]) -> list[int]:
-        """The tokens drawn, in the order of the rows that draw."""
+    def _compute(self, copies: Sequence[BlockCopy], rows: list[Row]) -> Drawn:
+        """The tokens drawn, in the order of the rows that draw, and what known ones score."""
         with torch.inference_mode():
             device = self._pool.pools.device
             if copies:
@@ -125,10 +131,19 @@ class Engine:
                 destinations = to_device([copy.destination for copy in copies], torch.int64, device)
                 self._kernels.copy_blocks(self._pool.pools, sources, destinations)
             if not rows:
-                return []
+                return (), ()
             with self._metrics.forward_seconds.time():
                 logits = self._model.forward(build_batch(rows, self._pool.block_size, device), self._pool)
-            drawing = [row for row in rows if row.draws]
-            if not drawing:
-                return []
-            return self._kernels.sample_tokens(logits, build_draws(drawing, device)).tolist()
+            logits, of_known = split_logits(logits, rows)
+            return self._draw(logits, [row for row in rows if row.draws]), score_known(of_known, rows)
+
+    def _draw(self, logits: torch.Tensor, rows: list[Row]) -> tuple[SampledToken, ...]:
+        if not rows:
+            return ()
+        asking = asking_rows(logits, rows)
+        adjustments = build_adjustments(rows, logits.device)
+        if adjustments is not None:
+            adjust_logits(logits, adjustments)
+        tokens = self._kernels.sample_tokens(logits, build_draws(rows, logits.device)).tolist()
+        scores = score_drawn(asking, rows, tokens)
+        return tuple(map(SampledToken, (row.sequence.sequence_id for row in rows), tokens, scores))

@@ -9,8 +9,18 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import chain
 
-from common.step import HASH_BYTES, ExecutorInfo, InvalidPlan, NewSequence, Sampling, ScheduledSequence, StepPlan
+from common.step import (
+    HASH_BYTES,
+    MAX_LOGPROBS,
+    ExecutorInfo,
+    InvalidPlan,
+    NewSequence,
+    Sampling,
+    ScheduledSequence,
+    StepPlan,
+)
 from executor_svc.sequence import HeldSequence
 
 
@@ -61,6 +71,7 @@ def _new_span(row: NewSequence, info: ExecutorInfo, resident: Resident, gone: Se
     _require(min(row.token_ids) >= 0, f"{name} has a negative token id")
     _require(max(row.token_ids) < info.vocab_size, f"{name} has a token outside the model's vocabulary")
     _require(row.num_computed_tokens >= 0, f"{name}: num_computed_tokens is negative")
+    _check_sampling(row.sampling, name, info.vocab_size)
     _check_filters(row.sampling, name)
     end = row.num_computed_tokens + row.num_tokens
     return _Span(
@@ -74,6 +85,21 @@ def _check_filters(sampling: Sampling, name: str) -> None:
     _require(0 < sampling.top_p <= 1, f"{name}: top_p is out of range")
     _require(0 <= sampling.min_p <= 1, f"{name}: min_p is out of range")
     _require(sampling.top_k >= 0, f"{name}: top_k is negative")
+
+
+def _check_sampling(sampling: Sampling, name: str, vocab_size: int) -> None:
+    counts = (sampling.num_logprobs or 0, sampling.num_prompt_logprobs or 0)
+    _require(max(counts) <= MAX_LOGPROBS, f"{name} asks for more than {MAX_LOGPROBS} logprobs a token")
+    ids = chain(
+        (token_id for token_id, _ in sampling.logit_bias),
+        sampling.allowed_token_ids,
+        sampling.banned_token_ids,
+        sampling.end_token_ids,
+        *sampling.bad_words,
+    )
+    _require(max(ids, default=0) < vocab_size, f"{name}: its sampling names a token outside the model's vocabulary")
+    _require(all(sampling.bad_words), f"{name} has an empty bad word")
+    _require(sampling.repetition_penalty > 0, f"{name}: repetition_penalty is not positive")
 
 
 def _known_span(row: ScheduledSequence, resident: Resident, gone: Set[int]) -> _Span:

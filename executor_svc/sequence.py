@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.step import ResidentSequence, Sampling
 
 
 @dataclass(slots=True)
 class HeldSequence:
-    """What the executor remembers of a sequence between steps; `tokens` has the last drawn one, not yet computed."""
+    """What the executor remembers of a sequence between steps; `tokens` has the last drawn one, not yet computed.
+
+    `changes_logits`: its sampling asks for more than the model's own logits.
+    """
 
     sequence_id: int
     tokens: list[int]
@@ -18,6 +21,10 @@ class HeldSequence:
     block_ids: list[int]
     sampling: Sampling
     num_reused_tokens: int
+    changes_logits: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.changes_logits = changes_logits(self.sampling)
 
     @property
     def num_generated(self) -> int:
@@ -51,6 +58,22 @@ class Row:
         """Tokens computed."""
         return self.end - self.start
 
+    @property
+    def scored(self) -> range:
+        """Positions whose logits say how likely the next token is, which is known, where the sequence asks for that."""
+        held, sampling = self.sequence, self.sequence.sampling
+        if sampling.num_logprobs is None and sampling.num_prompt_logprobs is None:
+            return range(0)
+        last_of_prompt = held.num_prompt_tokens - 1
+        first = self.start if sampling.num_prompt_logprobs is not None else max(self.start, last_of_prompt)
+        stop = last_of_prompt if sampling.num_logprobs is None else len(held.tokens) - 1
+        return range(first, max(first, min(self.end, stop)))
+
+    @property
+    def positions_with_logits(self) -> tuple[int, ...]:
+        """The scored ones, then the last one where the row draws."""
+        return (*self.scored, *([self.end - 1] if self.draws else ()))
+
     def slots(self, block_size: int) -> list[int]:
         """Where the keys and values of the tokens go."""
         blocks = self.sequence.block_ids
@@ -58,3 +81,15 @@ class Row:
             blocks[position // block_size] * block_size + position % block_size
             for position in range(self.start, self.end)
         ]
+
+
+def has_penalties(sampling: Sampling) -> bool:
+    """Whether tokens that are there already become less likely, or more."""
+    penalties = (sampling.repetition_penalty - 1, sampling.presence_penalty, sampling.frequency_penalty)
+    return any(penalties)
+
+
+def changes_logits(sampling: Sampling) -> bool:
+    """Whether there is anything to do between the model and the draw."""
+    bans = (sampling.allowed_token_ids, sampling.banned_token_ids, sampling.min_tokens, sampling.bad_words)
+    return has_penalties(sampling) or bool(sampling.logit_bias) or any(bans)

@@ -24,14 +24,15 @@ from common.metrics import SchedulerMetrics, serve_metrics
 from common.step import StepPlan
 from scheduler_svc.acceptance import Acceptance
 from scheduler_svc.admin import AdminServicer
-from scheduler_svc.admin_token import TokenInterceptor, read_token
 from scheduler_svc.alarm import Alarm
 from scheduler_svc.chat_template import ChatTemplate
 from scheduler_svc.config import Config
 from scheduler_svc.core.guard import GuardedPolicy, PolicyChange
+from scheduler_svc.doors import admin_server, check_doors, client_server, executor_client, read_rules
 from scheduler_svc.events import EventBus, ExecutorConnected, ExecutorLost, Preempted
 from scheduler_svc.executor_client import ExecutorClient, Fenced
 from scheduler_svc.frontend import GenerationServicer
+from scheduler_svc.garbage import collect_seldom
 from scheduler_svc.journal import Journal, NoJournal, open_journal
 from scheduler_svc.loop import Recover, SchedulerLoop
 from scheduler_svc.model_files import read_model_files
@@ -43,9 +44,6 @@ from scheduler_svc.prompts import PromptEncoder
 from scheduler_svc.succession import announce_hand_over
 from scheduler_svc.tokenizer import Tokenizer
 
-ADMIN_MESSAGE_BYTES = 2**20
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
 
 async def serve(settings: Config) -> None:
     """Run until a signal has drained the service. Raises `StartupError`, and `Fenced` where it was replaced."""
@@ -54,8 +52,9 @@ async def serve(settings: Config) -> None:
     encoder = PromptEncoder(Tokenizer(files), template)
     shelf = PolicyShelf(settings.policy_folder)
     await _check(settings, shelf)
-    client = ExecutorClient(settings.executor)
+    client = executor_client(settings)
     journal = await open_journal(settings.journal) if settings.journal is not None else NoJournal()
+    collect_seldom()
     try:
         await _serve(settings, files.eos_token_ids, encoder, client, journal, shelf)
     finally:
@@ -70,9 +69,8 @@ async def _serve(
     journal: Journal,
     shelf: PolicyShelf,
 ) -> None:
-    registry = CollectorRegistry()
+    registry, events = CollectorRegistry(), EventBus()
     metrics = SchedulerMetrics(registry)
-    events = EventBus()
     if not shelf.is_current():  # this was a standby for long
         await _load(shelf, settings.policy_folder)
     time_limit = Alarm(settings.policy_time_limit)
@@ -80,7 +78,8 @@ async def _serve(
     metrics.set_policy(guarded.name)
     memory = PolicyMemory(guarded, journal, settings.policy)
     memory.restore(shelf)
-    server, admin = _client_server(settings), _admin_server(settings)
+    rules, admin = read_rules(settings), admin_server(settings, os.environ)
+    server = client_server(settings, rules, metrics)
     with contextlib.ExitStack() as stack:
         loop = SchedulerLoop(
             client,
@@ -95,10 +94,11 @@ async def _serve(
         generation = GenerationServicer(
             loop,
             encoder,
-            Acceptance(encoder, eos_token_ids, metrics, settings.time_limit, time.monotonic),
+            _acceptance(settings, encoder, eos_token_ids, metrics),
             journal,
             metrics,
             max_live_requests=settings.max_queued_requests,
+            limits_of=rules.limits_of,
             attach_grace_s=settings.attach_grace,
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server.server)
@@ -123,6 +123,14 @@ async def _serve(
             await admin.server.stop(0)
 
 
+def _acceptance(
+    settings: Config, encoder: PromptEncoder, eos_token_ids: frozenset[int], metrics: SchedulerMetrics
+) -> Acceptance:
+    """Where tenants are known by their keys, none learns from the cache what another one has asked."""
+    by_tenant = settings.keys_file is not None
+    return Acceptance(encoder, eos_token_ids, metrics, settings.time_limit, time.monotonic, cache_by_tenant=by_tenant)
+
+
 def _operating(loop: SchedulerLoop, desk: PolicyDesk, events: EventBus, server: GrpcServer) -> AdminServicer:
     """The operator's service; what it drains is no longer healthy."""
     return AdminServicer(
@@ -137,7 +145,7 @@ async def _check(settings: Config, shelf: PolicyShelf) -> None:
     """Whether it could serve: a standby must not find out when the one before it has gone. Raises `StartupError`."""
     await _load(shelf, settings.policy_folder)
     _guarded_policy(settings, shelf, Alarm(settings.policy_time_limit), lambda change: None)
-    read_token(settings.admin_token_file, os.environ)
+    check_doors(settings, os.environ)
 
 
 async def _load(shelf: PolicyShelf, folder: Path | None) -> None:
@@ -157,27 +165,6 @@ def _guarded_policy(
     except (NotFound, InvalidRequest) as error:
         raise StartupError(f"--policy: {error}") from error
     return GuardedPolicy(policy, time_limit=time_limit, starvation_s=settings.starvation_limit, on_change=on_change)
-
-
-def _client_server(settings: Config) -> GrpcServer:
-    return GrpcServer(
-        settings.listen,
-        services=["citybus.v1.GenerationService"],
-        max_message_bytes=settings.max_request_bytes,
-        max_calls=settings.max_calls,
-    )
-
-
-def _admin_server(settings: Config) -> GrpcServer:
-    """Without a token, only this machine may operate the scheduler."""
-    token = read_token(settings.admin_token_file, os.environ)
-    open_to_all = token is None and address.split(settings.admin_listen)[0] in LOOPBACK
-    return GrpcServer(
-        settings.admin_listen,
-        services=["citybus.admin.v1.AdminService"],
-        max_message_bytes=ADMIN_MESSAGE_BYTES,
-        interceptors=[] if open_to_all else [TokenInterceptor(token)],
-    )
 
 
 async def _on_serving(serving: bool, server: GrpcServer, loop: SchedulerLoop, events: EventBus) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common.config import REQUIRED, option
 from common.server_limits import MAX_CALLS
+from common.tls import TlsFiles, check_tls_options
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The largest message that gRPC can be told to take."""
@@ -23,9 +24,25 @@ class Config:
     admin_listen: str = option("127.0.0.1:50052", "address of the operator's service", unit="host:port")
     metrics_listen: str = option("", "address of the Prometheus metrics; empty is off", unit="host:port")
     executor: str = option("127.0.0.1:50061", "address of the executor", unit="host:port")
+    executor_token_file: Path | None = option(None, "file with the token that the executor asks for; none is no token")
+    executor_ca: Path | None = option(None, "PEM file with the CA of the executor's certificate; none is no TLS to it")
+    executor_cert: Path | None = option(None, "PEM file with the certificate to show to the executor")
+    executor_key: Path | None = option(None, "PEM file with the key of executor_cert")
     admin_token_file: Path | None = option(
-        None, "file with the token that operators must send; none: the variable CITYBUS_ADMIN_TOKEN, if it is set"
+        None, "file with the token that operators must send, made where there is none; none is no token"
     )
+    keys_file: Path | None = option(
+        None, "file with the API keys of tenants, as 'citybus keys new' writes it; none: clients need no key"
+    )
+    limits_file: Path | None = option(None, "TOML file with the limits of tenants; none is no limits")
+    tls_cert: Path | None = option(
+        None, "PEM file with the certificate to show to clients and operators, and its chain; none is no TLS"
+    )
+    tls_key: Path | None = option(None, "PEM file with the key of tls_cert")
+    tls_client_ca: Path | None = option(
+        None, "PEM file with the CA of clients' and operators' certificates; none: they need no certificate"
+    )
+    insecure_bind: bool = option(False, "listen beyond this machine without keys_file or tls_client_ca")
     policy: str = option("fcfs", "scheduling policy: built-in, installed, or of a file in the policy folder")
     policy_folder: Path | None = option(None, "folder with policies of your own, one Python file each")
     policy_time_limit: float = option(
@@ -53,6 +70,10 @@ class Config:
     log_level: str = option("info", "least severity logged", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:
+        check_tls_options(self, "tls_cert", "tls_key", "tls_client_ca")
+        check_tls_options(self, "executor_cert", "executor_key")
+        if self.executor_cert is not None and self.executor_ca is None:
+            raise ValueError("executor_cert needs executor_ca: without it there is no TLS to the executor")
         positive = "window step_timeout executor_timeout max_request_bytes max_queued_requests"
         for name in (*positive.split(), "policy_time_limit", "starvation_limit"):
             if getattr(self, name) <= 0:
@@ -66,3 +87,13 @@ class Config:
     def max_calls(self) -> int:
         """Most calls of clients that are open at once: readers, probes and counts beside the requests."""
         return max(MAX_CALLS, 2 * self.max_queued_requests)
+
+    @property
+    def tls(self) -> TlsFiles:
+        """What clients and operators are shown, and who of them is let in."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
+    def executor_tls(self) -> TlsFiles:
+        """What the executor is shown, and whom it has to be signed by."""
+        return TlsFiles(self.executor_cert, self.executor_key, self.executor_ca)

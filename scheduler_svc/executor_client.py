@@ -13,7 +13,9 @@ import grpc
 from citybus.executor.v1 import executor_pb2 as pb
 from citybus.executor.v1 import executor_pb2_grpc
 from common import wire
+from common.doorkeeper import bearer
 from common.step import ExecutorInfo, InvalidPlan, ResidentPage, StepPlan, StepResult
+from common.tls import explain_failure
 
 KEEPALIVE_MS = 5_000
 """A connection is given up when a ping, sent this often, is not answered for as long: a stopped executor and a cut
@@ -51,6 +53,10 @@ class Fenced(SessionLost):
 
 class Contradiction(SessionLost):
     """The two sides do not agree on what the executor holds: it has to start over with nothing."""
+
+
+class Refused(SessionLost):
+    """The executor takes no plans from this scheduler, and will not before somebody changes the settings."""
 
 
 _KINDS = {grpc.StatusCode.FAILED_PRECONDITION: Fenced, grpc.StatusCode.INVALID_ARGUMENT: Contradiction}
@@ -98,11 +104,20 @@ class Session:
 
 
 class ExecutorClient:
-    """One executor's address ("host:port"). To be made inside a running event loop."""
+    """One executor's address ("host:port"), with the token that it asks for, if it does. `credentials` None: no TLS.
 
-    def __init__(self, address: str) -> None:
+    To be made inside a running event loop.
+    """
+
+    def __init__(
+        self, address: str, *, token: str | None = None, credentials: grpc.ChannelCredentials | None = None
+    ) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._metadata = () if token is None else bearer(token)
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
         self._stub = executor_pb2_grpc.ExecutorServiceStub(self._channel)
         self._scheduler_id = os.urandom(16)
         self._epoch = b""
@@ -110,9 +125,11 @@ class ExecutorClient:
     async def describe(self, timeout_s: float) -> ExecutorInfo:
         """Facts and capacity. Raises `SessionLost`."""
         try:
-            return wire.info_from_pb(await self._stub.Describe(pb.DescribeRequest(), timeout=timeout_s))
+            described = await self._stub.Describe(pb.DescribeRequest(), timeout=timeout_s, metadata=self._metadata)
+            return wire.info_from_pb(described)
         except grpc.aio.AioRpcError as error:
-            raise SessionLost(_say(error)) from error
+            kind = Refused if error.code() is grpc.StatusCode.UNAUTHENTICATED else SessionLost
+            raise kind(_say(error)) from error
 
     async def open(self, epoch: bytes, *, resume: bool, timeout_s: float) -> Session:
         """Take the executor over. Raises `SessionLost`, also where its epoch is another one.
@@ -121,7 +138,7 @@ class ExecutorClient:
         """
         again, self._epoch = epoch == self._epoch, epoch
         opening = pb.OpenSession(epoch=epoch, resume=resume, scheduler_id=self._scheduler_id)
-        call = self._stub.Execute()
+        call = self._stub.Execute(metadata=self._metadata)
         try:
             async with asyncio.timeout(timeout_s):
                 await call.write(pb.ExecuteRequest(open=opening))
@@ -138,7 +155,8 @@ class ExecutorClient:
     async def reconcile(self, timeout_s: float) -> list[ResidentPage]:
         """What the executor holds; it stays so while ours is the open session. Raises `SessionLost`."""
         try:
-            call = self._stub.Reconcile(pb.ReconcileRequest(page_size=_PAGE_SIZE), timeout=timeout_s)
+            request = pb.ReconcileRequest(page_size=_PAGE_SIZE)
+            call = self._stub.Reconcile(request, timeout=timeout_s, metadata=self._metadata)
             return [wire.page_from_pb(page) async for page in call]
         except grpc.aio.AioRpcError as error:
             raise SessionLost(_say(error)) from error
@@ -152,5 +170,5 @@ class ExecutorClient:
 
 def _say(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
+        return f"{error.code().name}: {explain_failure(error.details() or '')}"
     return type(error).__name__

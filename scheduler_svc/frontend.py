@@ -20,17 +20,22 @@ from common.errors import CitybusError, Exhausted, NotFound, Unavailable
 from common.metrics import SchedulerMetrics
 from common.step import ExecutorInfo
 from scheduler_svc.acceptance import Acceptance, digest_of
-from scheduler_svc.core.request import Request, unserved
+from scheduler_svc.charged import Charged
+from scheduler_svc.core.request import Request, ended_unencoded, unserved
+from scheduler_svc.encodings import Encodings, Unencoded
 from scheduler_svc.journal import Journal
 from scheduler_svc.journal_file import Entry
 from scheduler_svc.journal_records import beginning_from_json, outcome_from_json
-from scheduler_svc.output_stream import OutputSink, OutputStream
+from scheduler_svc.output_stream import Delta, OutputSink, OutputStream
 from scheduler_svc.prompts import PromptEncoder, check_room
+from scheduler_svc.quotas import Limits, Quotas
+from scheduler_svc.relay import relay
 from scheduler_svc.responses import response_of
 from scheduler_svc.restored import Restored
 from scheduler_svc.rides import Ride, Rides
+from scheduler_svc.sampling_limits import check_prompt_logprobs
 from scheduler_svc.unknown_fields import refuse_unknown_fields
-from scheduler_svc.validation import GenerateCall, check_model, validate_generate, validate_prompt
+from scheduler_svc.validation import GenerateCall, check_model, check_tenant, validate_generate, validate_prompt
 
 REQUEST_ID_KEY = "citybus-request-id"
 """Initial metadata that tells the id of an accepted request."""
@@ -61,8 +66,8 @@ class Loop(Protocol):
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Serves one model, which `acceptance` accepts for.
 
-    At most `max_live_requests` are served at once. A request that a successor of this process takes over goes on for
-    at least `attach_grace_s` seconds without a reader.
+    At most `max_live_requests` are served at once, and of each tenant as many as `limits_of` lets it have. A request
+    that a successor of this process takes over goes on for at least `attach_grace_s` seconds without a reader.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         metrics: SchedulerMetrics,
         *,
         max_live_requests: int = 4096,
+        limits_of: Callable[[str], Limits] = lambda tenant: Limits(),
         attach_grace_s: float = 30.0,
         reading_grace_s: float = READING_GRACE_S,
         clock: Callable[[], float] = time.monotonic,
@@ -84,6 +90,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._journal = journal
         self._metrics = metrics
         self._rides = Rides(max_live_requests, loop.cancel)
+        self._quotas = Quotas(limits_of, clock)
+        self._encodings = Encodings()
         self._attach_grace_s = attach_grace_s
         self._reading_grace_s = reading_grace_s
         self._clock = clock
@@ -103,7 +111,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             if ride is not None:
                 await self._follow(ride, ride.attach(0), context)
                 return
-            ride, stream = await self._accept(request, call, arrival)
+            try:
+                ride, stream = await self._accept(request, call, arrival)
+            except Unencoded as ended:
+                await self._tell_end(ended, call, arrival, context)
+                return
             await self._follow(ride, stream, context)
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:  # type: ignore[override]
@@ -114,8 +126,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         refuse_unknown_fields(request)
-        with contextlib.suppress(NotFound):
-            self._loop.cancel(self._find(request.tenant, request.request_id).sequence_id)
+        if not self._encodings.cancel((request.tenant, request.request_id)):
+            with contextlib.suppress(NotFound):
+                self._loop.cancel(self._find(request.tenant, request.request_id).sequence_id)
         return pb.CancelResponse()
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
@@ -130,23 +143,37 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return pb.ListModelsResponse(models=[served])
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
-        model = self._model()
+        model, tenant = self._model(), check_tenant(request.tenant)
         check_model(request.model, model)
-        with self._rides.reserve(("", uuid.uuid4().hex)):  # it too may bring many megabytes and wait for a thread
+        # It too may bring many megabytes and wait for a thread.
+        with self._rides.reserve(("", uuid.uuid4().hex)), self._quotas.seat(tenant) as seat:
             ids = await self._encoder.encode(validate_prompt(request), model.vocab_size, model.max_model_len)
+            seat.end()
         return pb.CountTokensResponse(num_tokens=len(ids))
 
     async def _accept(
         self, request: pb.GenerateRequest, call: GenerateCall, arrival: float
     ) -> tuple[Ride, OutputStream]:
-        """Take a request in; it is in the journal when this returns. Another reader may have come by then."""
-        with self._rides.reserve((call.tenant, call.request_id)):
-            model = self._model()
-            prompt = await self._encoder.encode(call.prompt, model.vocab_size, model.max_model_len)
+        """Take a request in; it is in the journal when this returns. Another reader may have come by then.
+
+        Raises `Unencoded` where it ends before that.
+        """
+        key = (call.tenant, call.request_id)
+        with self._rides.reserve(key), self._quotas.seat(call.tenant) as seat:
+            model, deadline = self._model(), self._acceptance.deadline_of(call, arrival)
+            prompt = await self._encodings.run(
+                key,
+                self._encoder.encode(call.prompt, model.vocab_size, model.max_model_len),
+                None if deadline is None else deadline - self._clock(),
+            )
             check_room(len(prompt), model.max_model_len)
+            check_prompt_logprobs(len(prompt), call.sampling)
+            seat.accept(len(prompt))
             number = self._loop.next_sequence_id()
-            accepted = self._acceptance.accept(request, call, prompt, sequence_id=number, arrival=arrival)
-            self._loop.submit(accepted.request, accepted.ride)
+            accepted = self._acceptance.accept(
+                request, call, prompt, sequence_id=number, arrival=arrival, vocab_size=model.vocab_size
+            )
+            self._loop.submit(accepted.request, Charged(accepted.ride, seat))
             self._rides.add(accepted.ride)
         ride, stream = accepted.ride, accepted.ride.stream
         self._rides.board(ride)
@@ -164,13 +191,20 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         try:
             await context.send_initial_metadata(((REQUEST_ID_KEY, ride.key[1]),))
             async with asyncio.timeout(self._reading_time(ride)):
-                await _relay(stream, context)
+                await relay(ride, stream, context)
             ride.was_read_to_the_end = True
         except TimeoutError:
             raise Exhausted("the answer was not read within its time limit") from None
         finally:
             if ride.stream is stream:
                 self._rides.leave(ride)
+
+    async def _tell_end(self, ended: Unencoded, call: GenerateCall, arrival: float, context: Context) -> None:
+        """The whole answer to a request that has ended before it was in the queue."""
+        outcome = ended_unencoded(ended.reason, self._clock() - arrival)
+        self._metrics.request_success.labels(finished_reason=outcome.reason.value).inc()
+        await context.send_initial_metadata(((REQUEST_ID_KEY, call.request_id),))
+        await context.write(response_of(Delta(0, (), "", outcome)))
 
     def _reading_time(self, ride: Ride) -> float | None:
         """Seconds until the answer has to be read: who never reads would keep a place for ever."""
@@ -191,7 +225,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._rides.add(accepted.ride)
         self._rides.leave(accepted.ride)
         beginning = beginning_from_json(entry.beginning) if entry.beginning else None
-        return Restored(accepted.request, entry.tokens, accepted.ride, stop, beginning)
+        seat = self._quotas.restored_seat(accepted.request.tenant, len(accepted.request.prompt), len(entry.tokens))
+        return Restored(accepted.request, entry.tokens, Charged(accepted.ride, seat), stop, beginning)
 
     def _find(self, tenant: str, request_id: str) -> Ride:
         try:
@@ -213,12 +248,3 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         except CitybusError as error:
             self._metrics.request_failures.labels(code=error.code.name).inc()
             raise
-
-
-async def _relay(stream: OutputStream, context: Context) -> None:
-    """Send everything that comes out of `stream`; raises the error it ends with."""
-    outcome = None
-    while outcome is None:
-        delta = await stream.next()
-        outcome = delta.outcome
-        await context.write(response_of(delta))

@@ -80,7 +80,11 @@ class Batch:
 
     def add_tokens(self, sequence_id: int, first_index: int, token_ids: Iterable[int]) -> None:
         """Tokens of a sequence, which replace those from `first_index` on."""
-        first, ids = self.tokens.setdefault(sequence_id, (first_index, array("I")))
+        held = self.tokens.get(sequence_id)
+        if held is None:
+            self.tokens[sequence_id] = (first_index, array("I", token_ids))
+            return
+        first, ids = held
         del ids[first_index - first :]
         ids.extend(token_ids)
 

@@ -11,7 +11,7 @@ import io
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from common.errors import CitybusError
 from scheduler_svc.core.request import FinishReason, Outcome, SequenceUpdate
@@ -50,8 +50,7 @@ class OutputObserver(Protocol):
         """The answer is complete."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What has been added to an answer: `token_ids` from number `first_index` on, and the text they completed.
 
     `outcome` is set in the last one; `stop_text` then says which stop text ended the answer, if one did.
@@ -63,19 +62,33 @@ class Delta:
     outcome: Outcome | None = None
     stop_text: str | None = None
 
+    @property
+    def indexes(self) -> range:
+        """Numbers of the tokens."""
+        return range(self.first_index, self.first_index + len(self.token_ids))
+
 
 class OutputStream:
     """An `OutputSink` with a reader's side. Both sides belong to one event loop.
 
-    The reader gets tokens from number `first_index` on, and the text that these complete.
+    The reader gets tokens from number `first_index` on, and the text that these complete. A stop text counts where it
+    is complete with token number `min_tokens` (counted from 1) or later; `include_stop`: it is part of the answer.
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: Sequence[str], observer: OutputObserver, first_index: int = 0
+        self,
+        detokenizer: Detokenizer,
+        stops: Sequence[str],
+        observer: OutputObserver,
+        first_index: int = 0,
+        *,
+        min_tokens: int = 0,
+        include_stop: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
         self._first_index = first_index
-        self._stops = StopTexts(stops)
+        self._stops = StopTexts(stops, include=include_stop)
+        self._min_tokens = min_tokens
         self._observer = observer
         self._num_tokens = 0
         self._token_ids = array("I")
@@ -141,7 +154,7 @@ class OutputStream:
         return self._num_tokens - before
 
     def _write(self, text: str, *, wanted: bool = True) -> None:
-        certain, stop = self._stops.feed(text)
+        certain, stop = self._stops.feed(text, counts=self._num_tokens >= self._min_tokens)
         if wanted:
             self._text.write(certain)
         if stop is not None:

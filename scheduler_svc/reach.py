@@ -10,7 +10,7 @@ import structlog
 
 from common.step import ExecutorInfo
 from scheduler_svc.core.adoption import Residency
-from scheduler_svc.executor_client import ExecutorClient, Fenced, Session, SessionLost
+from scheduler_svc.executor_client import ExecutorClient, Fenced, Refused, Session, SessionLost
 
 TIMEOUT_S = 2.0
 """For each of the calls it takes, in seconds."""
@@ -48,7 +48,8 @@ async def reach(
             if isinstance(error, Fenced):
                 raise
             if not told:
-                log.info("waiting for the executor", address=client.address, reason=str(error))
+                say = log.error if isinstance(error, Refused) else log.info
+                say("waiting for the executor", address=client.address, reason=str(error))
                 told = True
         await asyncio.sleep(RETRY_S)
         if not may_go_on():

@@ -27,17 +27,17 @@ class RequestMeter:
         """`count` tokens have arrived together."""
         if count == 0:
             return
-        now, labels = self._clock(), self._metrics.tenant(self._tenant)
+        now, tenant = self._clock(), self._metrics.tenant(self._tenant)
         if self._last_token is None:
             self._metrics.time_to_first_token_seconds.observe(now - self._arrival)
-            self._metrics.tenant_time_to_first_token_seconds.labels(**labels).observe(now - self._arrival)
+            tenant.time_to_first_token_seconds.observe(now - self._arrival)
         else:
             latency = (now - self._last_token) / count
             self._metrics.inter_token_latency_seconds.observe(latency)
-            self._metrics.tenant_inter_token_latency_seconds.labels(**labels).observe(latency)
+            tenant.inter_token_latency_seconds.observe(latency)
         self._last_token = now
         self._metrics.generation_tokens.inc(count)
-        self._metrics.tenant_generation_tokens.labels(**labels).inc(count)
+        tenant.generation_tokens.inc(count)
 
     def on_outcome(self, outcome: Outcome) -> None:
         """The request has ended, and not by an error."""
@@ -46,9 +46,9 @@ class RequestMeter:
         metrics.request_prompt_tokens.observe(outcome.num_prompt_tokens)
         metrics.request_generation_tokens.observe(outcome.num_output_tokens)
         metrics.e2e_request_latency_seconds.observe(outcome.total_s)
-        labels = metrics.tenant(self._tenant)
-        metrics.tenant_prompt_tokens.labels(**labels).inc(outcome.num_prompt_tokens)
-        metrics.tenant_preemptions.labels(**labels).inc(outcome.num_preemptions)
+        tenant = metrics.tenant(self._tenant)
+        tenant.prompt_tokens.inc(outcome.num_prompt_tokens)
+        tenant.preemptions.inc(outcome.num_preemptions)
         if outcome.queued_s is not None:
             metrics.request_queue_time_seconds.observe(outcome.queued_s)
-            metrics.tenant_queue_time_seconds.labels(**labels).observe(outcome.queued_s)
+            tenant.queue_time_seconds.observe(outcome.queued_s)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from citybus.v1 import generation_pb2 as pb
+from common.step import TokenLogprobs
+from scheduler_svc.annotations import Annotations
 from scheduler_svc.core.request import FinishReason, Outcome
 from scheduler_svc.output_stream import Delta
 
@@ -14,13 +18,37 @@ _REASONS = {
 }
 
 
-def response_of(delta: Delta) -> pb.GenerateResponse:
+def parts_of(delta: Delta, most_tokens: int) -> Iterator[Delta]:
+    """The same in parts of at most `most_tokens` tokens; the text comes with the last."""
+    token_ids, first = delta.token_ids, delta.first_index
+    last = max(0, len(token_ids) - 1) // most_tokens * most_tokens
+    for start in range(0, last, most_tokens):
+        yield Delta(first + start, token_ids[start : start + most_tokens], "")
+    yield delta._replace(first_index=first + last, token_ids=token_ids[last:])
+
+
+def response_of(delta: Delta, annotations: Annotations | None = None) -> pb.GenerateResponse:
     """The message for the next part of an answer."""
-    return pb.GenerateResponse(
+    response = pb.GenerateResponse(
         first_index=delta.first_index,
         token_ids=delta.token_ids,
         text=delta.text,
         finish=_finish(delta.outcome, delta.stop_text) if delta.outcome else None,
+    )
+    if annotations is not None:
+        response.logprobs.extend(map(_scores, annotations.of_tokens(delta.indexes)))
+        notes = annotations.of_prompt() if delta.first_index == 0 else None
+        if notes is not None:
+            prompt = pb.Prompt(token_ids=notes.token_ids, text=notes.text, logprobs=map(_scores, notes.scores))
+            response.prompt.CopyFrom(prompt)
+    return response
+
+
+def _scores(score: TokenLogprobs | None) -> pb.TokenLogprobs:
+    if score is None:
+        return pb.TokenLogprobs()
+    return pb.TokenLogprobs(
+        logprob=score.logprob, rank=score.rank, top_ids=score.top_ids, top_logprobs=score.top_logprobs
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 from common.errors import Aborted, AlreadyExists, CitybusError, Exhausted, InvalidRequest, NotFound
+from scheduler_svc.annotations import Annotations
 from scheduler_svc.core.request import FinishReason, Outcome, SequenceUpdate
 from scheduler_svc.output_stream import OutputObserver, OutputStream, TextStop
 
@@ -16,6 +18,8 @@ MAX_ENDED = 1_000
 """Most ended requests that are kept for readers that come late."""
 KEEP_ENDED_S = 300.0
 """How long they are kept, in seconds."""
+MAX_ANNOTATED = 64
+"""Of so many of them, the log-probabilities are kept too."""
 
 _RETRY_AFTER_S = 1.0
 _ANSWERED = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.DEADLINE)
@@ -45,7 +49,7 @@ class Ride:
     """One accepted request: an `OutputSink` that remembers its tokens, so that a reader can start at any of them.
 
     `grace_s` is how long it goes on without a reader, `deadline` when its time limit passes; `digest` tells whether a
-    request is the same one again.
+    request is the same one again. `annotations` is what its readers are told besides, None where it did not ask.
     """
 
     def __init__(
@@ -57,7 +61,9 @@ class Ride:
         deadline: float | None,
         make: StreamMaker,
         meter: OutputObserver,
+        annotations: Annotations | None,
     ) -> None:
+        self.annotations = annotations
         self.key = key
         self.sequence_id = sequence_id
         self.digest = digest
@@ -85,6 +91,8 @@ class Ride:
         return self.has_ended and not answered
 
     def push(self, update: SequenceUpdate) -> TextStop | None:
+        if self.annotations is not None:
+            self.annotations.take(update)
         if not self._stop:
             self._tokens.extend(update.token_ids)
         self._note(self.stream.push(update))
@@ -101,6 +109,12 @@ class Ride:
         self._tokens.extend(tokens)
         self._note(self.stream.replay(tokens))
         return self._stop
+
+    def end_with(self, ending: Outcome | CitybusError) -> None:
+        """Nothing more will come."""
+        self.ending = ending
+        if self.annotations is not None:
+            self.annotations.end()
 
     def attach(self, next_index: int) -> OutputStream:
         """The stream of a new reader, from token number `next_index` on; the reader before it gets ABORTED.
@@ -126,7 +140,7 @@ class Ride:
     def _end(self, ending: Outcome | CitybusError) -> None:
         if isinstance(ending, Outcome) and ending.reason is FinishReason.ERROR:
             ending = CitybusError(ending.error or "the request failed")
-        self.ending = ending
+        self.end_with(ending)
         self.when_ended(self)
 
 
@@ -142,6 +156,7 @@ class Rides:
         self._live: dict[Key, Ride | None] = {}
         self._ended: dict[Key, tuple[Ride, float]] = {}
         self._alarms: dict[Key, asyncio.TimerHandle] = {}
+        self._annotated: deque[Annotations] = deque()
 
     @contextmanager
     def reserve(self, key: Key) -> Iterator[None]:
@@ -168,7 +183,7 @@ class Rides:
 
     def add_ended(self, ride: Ride, outcome: Outcome) -> None:
         """A request that ended before this process began."""
-        ride.ending = outcome
+        ride.end_with(outcome)
         self._ended[ride.key] = (ride, asyncio.get_running_loop().time())
 
     def find(self, key: Key) -> Ride:
@@ -215,8 +230,15 @@ class Rides:
         now = asyncio.get_running_loop().time()
         if ride.grace_s > 0:
             self._ended[ride.key] = (ride, now)
+            self._keep_annotations(ride.annotations)
         while self._ended:
             key, (_, ended) = next(iter(self._ended.items()))
             if len(self._ended) <= MAX_ENDED and now - ended < KEEP_ENDED_S:
                 break
             del self._ended[key]
+
+    def _keep_annotations(self, annotations: Annotations | None) -> None:
+        if annotations is not None:
+            self._annotated.append(annotations)
+        if len(self._annotated) > MAX_ANNOTATED:
+            self._annotated.popleft().forget()

@@ -23,25 +23,26 @@ class _State:
 
 
 class StopTexts:
-    """Watches one stream for `stops` (none of them empty)."""
+    """Watches one stream for `stops` (none of them empty). `include`: the one that is found belongs to the answer."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._start = _build(stops)
+        self._include = include
         self._state = self._start
         self._held = ""
 
-    def feed(self, text: str) -> tuple[str, str | None]:
+    def feed(self, text: str, *, counts: bool = True) -> tuple[str, str | None]:
         """Characters that are certain to belong to the answer, and the stop text that ended it, if one did.
 
-        Not to be called again after a match.
+        One that is complete in `text` ends it only where that `counts`. Not to be called again after a match.
         """
         if not self._start.next:
             return text, None
         seen = self._held + text
         for position, character in enumerate(text, len(self._held) + 1):
             self._state = state = self._step(character)
-            if state.match is not None:
-                return seen[: position - len(state.match)], state.match
+            if counts and state.match is not None:
+                return seen[: position if self._include else position - len(state.match)], state.match
         certain = len(seen) - self._state.depth
         self._held = seen[certain:]
         return seen[:certain], None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer as BackendTokenizer
@@ -50,6 +50,11 @@ class TokenBytes(dict[int, bytes]):
     def join(self, token_ids: Iterable[int]) -> bytes:
         """The bytes of several tokens."""
         return b"".join(map(self.__getitem__, token_ids))
+
+    def text_of(self, token_ids: Iterable[int], hidden: Container[int]) -> str:
+        """The text of a whole, without the tokens in `hidden`; bytes that are no UTF-8 become U+FFFD."""
+        data = self.join(token_id for token_id in token_ids if token_id not in hidden)
+        return (data.removeprefix(b" ") if self.drops_leading_space else data).decode("utf-8", "replace")
 
 
 def _flatten(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -30,6 +30,7 @@ from scheduler_svc.model_files import ModelFiles
 from scheduler_svc.token_bytes import TokenBytes
 
 _PIECE_CHARACTERS = 1 << 16
+_BEFORE_A_WORD = "\n"  # keeps SentencePiece from writing the space of a text's beginning
 _TOKENS_PER_CUT = 64  # a cut between two pieces makes two tokens of one, and disturbs a few beside it
 
 
@@ -68,6 +69,19 @@ class Tokenizer:
     def encode_rendered(self, rendered: str, limit: int) -> list[int]:
         """Ids of a rendered template that may hold shielded text; no begin token is added. Raises as `encode_text`."""
         return self._encode(self.unshield(self._spellings.stand_in(rendered)), limit)
+
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """Distinct ways in which the tokenizer itself writes `word` within a text: after a space, and after a letter or
+        nothing. Raises `InvalidRequest` where the word spells a control token.
+        """
+        limit = len(word) + len(_BEFORE_A_WORD) + 1  # in characters, which is more than enough
+        found = [tuple(self._encode(start + word, limit)) for start in ("", " ")]
+        before = self._encode(_BEFORE_A_WORD, limit)
+        for start in ("", " "):
+            ids = self._encode(_BEFORE_A_WORD + start + word, limit)
+            if ids[: len(before)] == before:
+                found.append(tuple(ids[len(before) :]))
+        return list(dict.fromkeys(filter(None, found)))
 
     def shield(self, content: str) -> str:
         """`content` of a caller, such that rendering it into a template adds no control token."""

@@ -7,7 +7,6 @@ wrote is told back only where it is a number.
 from __future__ import annotations
 
 import re
-import secrets
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -16,13 +15,13 @@ from citybus.v1 import generation_pb2 as pb
 from common.errors import InvalidRequest, NotFound
 from common.step import ExecutorInfo, Sampling
 from scheduler_svc.prompts import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt, check_room
+from scheduler_svc.sampling_limits import bad_words_of, check_count, sampling_of, token_ids
 from scheduler_svc.unknown_fields import refuse_unknown_fields
 
 MAX_MESSAGES = 4096
 MAX_STOP_TEXTS = 16
 MAX_STOP_TEXT_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
-MAX_TEMPERATURE = 100.0
 MAX_PRIORITY = 1000
 MAX_SALT_BYTES = 128
 MAX_GRACE_MS = 3_600_000
@@ -36,15 +35,19 @@ _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class GenerateCall:
     """A valid request, its prompt not yet encoded. Every default is resolved; `time_limit_s` None: no limit of its own.
 
-    `stop_token_ids` are the caller's own; the model's end tokens come on top unless `ignore_eos`.
+    `stop_token_ids` are the caller's own; the model's end tokens come on top unless `ignore_eos`. What takes a
+    tokenizer is not yet in `sampling`.
     """
 
     request_id: str
     prompt: Prompt
     sampling: Sampling
+    bad_words: tuple[str, ...]
     stop_texts: tuple[str, ...]
     stop_token_ids: frozenset[int]
     ignore_eos: bool
+    include_stop: bool
+    echo: bool
     max_tokens: int | None
     priority: int
     tenant: str
@@ -63,13 +66,18 @@ def validate_generate(request: pb.GenerateRequest, model: ExecutorInfo) -> Gener
     return GenerateCall(
         request_id=_request_id(request),
         prompt=validate_prompt(request),
-        sampling=_sampling(request.sampling, model.vocab_size),
+        sampling=sampling_of(request.sampling, stopping, request.output, model.vocab_size),
+        bad_words=bad_words_of(request.sampling),
         stop_texts=_stop_texts(stopping.stop),
-        stop_token_ids=_stop_token_ids(stopping.stop_token_ids, model.vocab_size),
+        stop_token_ids=frozenset(
+            token_ids("stopping.stop_token_ids", stopping.stop_token_ids, MAX_STOP_TOKEN_IDS, model.vocab_size)
+        ),
         ignore_eos=stopping.ignore_eos,
+        include_stop=stopping.include_stop,
+        echo=request.output.echo,
         max_tokens=max_tokens,
         priority=_priority(request.priority),
-        tenant=_tenant(request.tenant),
+        tenant=check_tenant(request.tenant),
         time_limit_s=_time_limit_s(request),
         cache_salt=_cache_salt(request),
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
@@ -86,7 +94,7 @@ def check_model(name: str, model: ExecutorInfo) -> None:
 def validate_prompt(request: pb.GenerateRequest | pb.CountTokensRequest) -> Prompt:
     """The prompt of a request, which holds nothing that this server does not know. Raises `InvalidRequest`."""
     if len(request.chat.messages) > MAX_MESSAGES:  # first: a message takes two bytes on the wire and a hundred here
-        _check_count("chat.messages", request.chat.messages, MAX_MESSAGES)
+        check_count("chat.messages", request.chat.messages, MAX_MESSAGES)
     refuse_unknown_fields(request)
     match request.WhichOneof("prompt"):
         case "text":
@@ -100,7 +108,7 @@ def validate_prompt(request: pb.GenerateRequest | pb.CountTokensRequest) -> Prom
 
 
 def _chat(chat: pb.ChatPrompt) -> ChatPrompt:
-    _check_count("chat.messages", chat.messages, MAX_MESSAGES)
+    check_count("chat.messages", chat.messages, MAX_MESSAGES)
     messages = tuple(Message(message.role, message.content) for message in chat.messages)
     for index, message in enumerate(messages):
         if not _ROLE.fullmatch(message.role):
@@ -118,34 +126,11 @@ def _request_id(request: pb.GenerateRequest) -> str:
     return request.request_id
 
 
-def _sampling(params: pb.SamplingParams, vocab_size: int) -> Sampling:
-    temperature = params.temperature if params.HasField("temperature") else 1.0
-    top_p = params.top_p if params.HasField("top_p") else 1.0
-    if not 0.0 <= temperature <= MAX_TEMPERATURE:
-        raise InvalidRequest(f"sampling.temperature must be from 0 to {MAX_TEMPERATURE:g}")
-    if not 0.0 < top_p <= 1.0:
-        raise InvalidRequest("sampling.top_p must be over 0 and at most 1")
-    if not 0.0 <= params.min_p <= 1.0:
-        raise InvalidRequest("sampling.min_p must be from 0 to 1")
-    if params.top_k < -1:
-        raise InvalidRequest("sampling.top_k must be 1 or more, or 0 or -1 for off")
-    top_k = params.top_k if 0 < params.top_k < vocab_size else 0
-    seed = params.seed if params.HasField("seed") else secrets.randbits(64)
-    return Sampling(temperature, top_p, top_k, params.min_p, seed)
-
-
 def _stop_texts(stops: Collection[str]) -> tuple[str, ...]:
-    _check_count("stopping.stop", stops, MAX_STOP_TEXTS, least=0)
+    check_count("stopping.stop", stops, MAX_STOP_TEXTS, least=0)
     if not all(1 <= len(stop) <= MAX_STOP_TEXT_CHARS for stop in stops):
         raise InvalidRequest(f"stopping.stop: each text must have 1 to {MAX_STOP_TEXT_CHARS} characters")
     return tuple(stops)
-
-
-def _stop_token_ids(ids: Collection[int], vocab_size: int) -> frozenset[int]:
-    _check_count("stopping.stop_token_ids", ids, MAX_STOP_TOKEN_IDS, least=0)
-    if ids and max(ids) >= vocab_size:
-        raise InvalidRequest(f"stopping.stop_token_ids: {max(ids)} is over {vocab_size - 1}, the model's largest")
-    return frozenset(ids)
 
 
 def _priority(priority: int) -> int:
@@ -154,7 +139,8 @@ def _priority(priority: int) -> int:
     return priority
 
 
-def _tenant(tenant: str) -> str:
+def check_tenant(tenant: str) -> str:
+    """The name, if it can be one of a tenant. Raises `InvalidRequest`."""
     if not _TENANT.fullmatch(tenant):
         raise InvalidRequest("tenant must be at most 128 printable ASCII characters")
     return tenant
@@ -183,8 +169,3 @@ def _at_least_one(field: str, value: int | None) -> int | None:
     if value == 0:
         raise InvalidRequest(f"{field} must be 1 or more")
     return value
-
-
-def _check_count(field: str, items: Collection[object], most: int, *, least: int = 1) -> None:
-    if not least <= len(items) <= most:
-        raise InvalidRequest(f"{field}: there must be {least} to {most}, not {len(items)}")

@@ -49,6 +49,7 @@ THIRD_PARTY = {
 }
 STUB_IMPORTERS = (
     "common/wire.py",
+    "common/wire_sampling.py",
     "common/grpc_server.py",
     "scheduler_svc/__main__.py",
     "scheduler_svc/acceptance.py",
@@ -57,6 +58,7 @@ STUB_IMPORTERS = (
     "scheduler_svc/executor_client.py",
     "scheduler_svc/frontend.py",
     "scheduler_svc/responses.py",
+    "scheduler_svc/sampling_limits.py",
     "scheduler_svc/validation.py",
     "executor_svc/__main__.py",
     "executor_svc/server.py",
@@ -67,6 +69,7 @@ STUB_IMPORTERS = (
     "citybus/client.py",
     "citybus/messages.py",
     "citybus/reconnect.py",
+    "citybus/requests.py",
     "citybus/stream.py",
     "citybus/cli/status.py",
     "citybus/cli/admin.py",

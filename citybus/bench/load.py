@@ -11,7 +11,8 @@ from citybus.async_client import AsyncClient
 from citybus.bench.saturation import ClientLoad, LagWatch
 from citybus.bench.workload import Call
 from citybus.errors import CitybusError
-from citybus.messages import Finish, RequestOptions
+from citybus.messages import Finish
+from citybus.requests import RequestOptions
 
 LEAD_S = 0.2
 """Seconds from the end of the preparations to the first request."""

@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import sys
 
-from citybus.cli.options import add_address, add_request_options, failures, request_options
+from citybus.cli.options import add_connection, add_request_options, connect, failures, request_options
 from citybus.cli.output import describe, write_answer
 from citybus.client import Client
 from citybus.failure import Failure
-from citybus.messages import ChatMessage, Finish, RequestOptions
+from citybus.messages import Finish
+from citybus.requests import ChatMessage, RequestOptions
 
 HELP = "/reset starts anew, /stats says what the last answer took, /exit (or Ctrl-D) leaves; Ctrl-C stops an answer"
 
@@ -18,7 +19,7 @@ HELP = "/reset starts anew, /stats says what the last answer took, /exit (or Ctr
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--system", metavar="TEXT", help="system message before the first turn (default: the model's)")
-    add_address(parser)
+    add_connection(parser)
     add_request_options(parser)
     parser.set_defaults(run=run)
 
@@ -27,7 +28,9 @@ def run(args: argparse.Namespace) -> int:
     """Read a line, print the answer, until the end of the input."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # gives input() its line editing and history
-    with Client(args.address) as client:
+    with failures(args.address):
+        connected = connect(args)
+    with connected as client:
         with failures(args.address):
             if not any(model.has_chat_template for model in client.models()):
                 raise Failure("the served model has no chat template: use 'citybus generate --raw'")

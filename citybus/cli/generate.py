@@ -7,11 +7,19 @@ import json
 import sys
 from dataclasses import asdict
 
-from citybus.cli.options import add_address, add_request_options, failures, request_options
+from citybus.cli.options import (
+    add_connection,
+    add_output_options,
+    add_request_options,
+    connect,
+    failures,
+    request_options,
+)
 from citybus.cli.output import describe, write_answer
 from citybus.client import Client
 from citybus.failure import Failure
-from citybus.messages import ChatMessage, FinishReason
+from citybus.messages import Delta, FinishReason
+from citybus.requests import ChatMessage
 from citybus.stream import Stream
 
 
@@ -22,15 +30,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message before the prompt (default: the template's)")
     parser.add_argument("--json", action="store_true", help="one line of JSON for each message of the server")
     parser.add_argument("--stats", action="store_true", help="say on stderr how many tokens it took, and how long")
-    add_address(parser)
+    add_connection(parser)
     add_request_options(parser)
+    add_output_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer as it is made."""
     prompt = _read_stdin() if args.prompt == "-" else args.prompt
-    with failures(args.address), Client(args.address) as client, _start(client, prompt, args) as stream:
+    with failures(args.address), connect(args) as client, _start(client, prompt, args) as stream:
         (_print_json if args.json else _print_text)(stream)
         if args.stats:
             print(describe(stream.finish), file=sys.stderr)
@@ -54,7 +63,7 @@ def _start(client: Client, prompt: str, args: argparse.Namespace) -> Stream:
 
 def _print_text(stream: Stream) -> None:
     for delta in stream:
-        write_answer(delta.text)
+        write_answer(delta.prompt.text + delta.text if delta.prompt is not None else delta.text)
     write_answer("\n")
     if stream.finish.reason is not FinishReason.STOP:
         print(f"[ended by {stream.finish.reason}]", file=sys.stderr)
@@ -62,8 +71,14 @@ def _print_text(stream: Stream) -> None:
 
 def _print_json(stream: Stream) -> None:
     for delta in stream:
-        print(json.dumps(asdict(delta)), flush=True)
+        print(json.dumps(_told(delta)), flush=True)
     print(json.dumps({"request_id": stream.request_id(), "finish": asdict(stream.finish)}), flush=True)
+
+
+def _told(delta: Delta) -> dict[str, object]:
+    """A part of an answer, without what was not asked for."""
+    unasked = {"logprobs": not delta.logprobs, "prompt": delta.prompt is None}
+    return {name: value for name, value in asdict(delta).items() if not unasked.get(name)}
 
 
 def _read_stdin() -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from citybus.cli.options import add_address
+from citybus.cli.options import add_address, failures
+from citybus.cli.tls import add_tls, tls_of
 from citybus.client import Client
 from citybus.errors import Unavailable
 from citybus.failure import Failure
@@ -13,6 +14,7 @@ from citybus.failure import Failure
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_address(parser)
+    add_tls(parser)
     parser.add_argument(
         "--timeout",
         type=float,
@@ -26,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return once the service is healthy. Raises `Failure` where it is not in time."""
     try:
-        with Client(args.address) as client:
+        with failures(args.address), Client(args.address, tls=tls_of(args)) as client:
             client.wait_ready(args.timeout)
     except Unavailable as error:
         raise Failure(str(error)) from error

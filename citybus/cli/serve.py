@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import shutil
 import socket
 import sys
@@ -15,12 +16,15 @@ from citybus.cli.admin import DEFAULT_ADMIN_ADDRESS
 from citybus.cli.model import add_models_dir, store_of
 from citybus.cli.options import failures
 from citybus.cli.output import describe, write_answer
-from citybus.connection import DEFAULT_ADDRESS
+from citybus.cli.tls import tls_of_environment
+from citybus.connection import ADMIN_TOKEN_VARIABLE, API_KEY_VARIABLE, DEFAULT_ADDRESS
+from citybus.errors import Unauthenticated
 from citybus.failure import Failure
-from citybus.messages import RequestOptions
 from citybus.models.store import DEFAULT_ALIAS
+from citybus.requests import RequestOptions
 from citybus.supervisor.child import Service
 from citybus.supervisor.control import control_path, controlled, state_folder
+from citybus.supervisor.shared_token import shared_token
 from citybus.supervisor.supervisor import Supervisor
 
 PROMPT = "What is the capital of France?"
@@ -28,7 +32,7 @@ NEXT_PROMPT = "What is gravity?"
 
 _PASSED_ON = {
     "executor": ("dtype", "kv_cache_memory", "num_threads", "max_sequences"),
-    "scheduler": ("policy", "policy_folder", "drain_grace"),
+    "scheduler": ("policy", "policy_folder", "admin_token_file", "keys_file", "limits_file", "drain_grace"),
 }
 _EXECUTOR_GRACE_S = 5.0  # it is told to end when the scheduler has ended, and nobody waits for it any more
 _MARGIN_S = 5.0
@@ -59,6 +63,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--max-sequences", metavar="N", help="most sequences in a step (default: the executor's)")
     add("--policy", help="scheduling policy, as 'citybus policy list' names them (default: the scheduler's)")
     add("--policy-folder", metavar="FOLDER", help="folder with policies of your own (default: none)")
+    add("--admin-token-file", metavar="FILE", help="token of operators, made where there is none (default: none)")
+    add("--keys-file", metavar="FILE", help="API keys of tenants, made by 'citybus keys new' (default: none is needed)")
+    add("--limits-file", metavar="FILE", help="limits of tenants, as docs/security.md says (default: none)")
+    add("--insecure-bind", action="store_true", help="listen beyond this machine without API keys")
     add("--journal", metavar="FILE|none", help=_JOURNAL_HELP)
     add("--drain-grace", metavar="SECONDS", type=float, default=30.0, help=_GRACE_HELP)
     add("--start-timeout", metavar="SECONDS", type=float, default=600.0, help=_START_HELP)
@@ -83,6 +91,8 @@ _START_HELP = "how long each of them may take to become healthy, in seconds (def
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal."""
+    if os.environ.get(ADMIN_TOKEN_VARIABLE) and args.admin_token_file is None:
+        raise Failure(f"{ADMIN_TOKEN_VARIABLE} is for commands: name a file with --admin-token-file, or unset it")
     model = store_of(args).find(args.model)
     for flag, _, of in _ADDRESSES:
         _check_free(getattr(args, flag.removeprefix("--").replace("-", "_")), flag, of)
@@ -98,13 +108,16 @@ async def _serve(args: argparse.Namespace, model: Path) -> None:
         start_timeout_s=args.start_timeout,
         verbose=args.verbose,
     )
-    async with controlled(control_path(args.listen), lambda tell: supervisor.replace("scheduler", tell), _say):
-        await supervisor.run(lambda: _prove(args.listen))
+    control = controlled(control_path(args.listen), lambda tell: supervisor.replace("scheduler", tell), _say)
+    with shared_token(_token_path(args)):
+        async with control:
+            await supervisor.run(lambda: _prove(args.listen))
     _say("ended")
 
 
 def _executor(args: argparse.Namespace, model: Path) -> Service:
-    fixed = (f"--model={model}", f"--listen={args.executor_listen}", f"--drain-grace={_EXECUTOR_GRACE_S}")
+    listen, token = f"--listen={args.executor_listen}", f"--token-file={_token_path(args)}"
+    fixed = (f"--model={model}", listen, token, f"--drain-grace={_EXECUTOR_GRACE_S}")
     return Service(
         "executor",
         ("executor_svc", *fixed, *_passed_on("executor", args), *args.executor_arg),
@@ -116,8 +129,9 @@ def _executor(args: argparse.Namespace, model: Path) -> Service:
 def _scheduler(args: argparse.Namespace, model: Path) -> Service:
     addresses = (f"--listen={args.listen}", f"--admin-listen={args.admin_listen}")
     journal = args.journal or state_folder() / f"scheduler-{args.listen.rpartition(':')[2]}.journal"
-    executor = f"--executor={_reachable(args.executor_listen)}"
-    fixed = (f"--model={model}", *addresses, executor, f"--journal={journal}")
+    executor = (f"--executor={_reachable(args.executor_listen)}", f"--executor-token-file={_token_path(args)}")
+    guard = ("--insecure-bind",) if args.insecure_bind else ()
+    fixed = (f"--model={model}", *addresses, *executor, *guard, f"--journal={journal}")
     return Service(
         "scheduler",
         ("scheduler_svc", *fixed, *_passed_on("scheduler", args), *args.scheduler_arg),
@@ -125,7 +139,13 @@ def _scheduler(args: argparse.Namespace, model: Path) -> Service:
         args.drain_grace + _MARGIN_S,
         final_codes={_FENCED: _FENCED_HELP},
         can_stand_by=str(journal).lower() != "none",
+        tls=tls_of_environment(),
     )
+
+
+def _token_path(args: argparse.Namespace) -> Path:
+    """Where the two find the token that they share."""
+    return state_folder() / f"executor-{args.executor_listen.rpartition(':')[2]}.token"
 
 
 def _passed_on(service: str, args: argparse.Namespace) -> list[str]:
@@ -134,22 +154,30 @@ def _passed_on(service: str, args: argparse.Namespace) -> list[str]:
 
 
 async def _prove(listen: str) -> None:
-    """Have the model answer a question, and say how to send the next one."""
+    """Have the model answer a question, unless it takes an API key that is not here; say how to send the next one."""
     address = _reachable(listen)
     with failures(address):
-        async with AsyncClient(address) as client:
-            chat = (await client.models())[0].has_chat_template
-            options: RequestOptions = {"messages": [{"role": "user", "content": PROMPT}]} if chat else {}
-            options |= {"temperature": 0.0, "max_tokens": 64}
-            _say(f"\n> {PROMPT}")
-            async with client.generate(None if chat else PROMPT, **options) as stream:
-                async for delta in stream:
-                    with _unread():
-                        write_answer(delta.text)
-                _say(f"\n({describe(stream.finish)})\n")
+        try:
+            await _answer(address)
+        except Unauthenticated:
+            _say(f"clients need an API key: make one with 'citybus keys new', and set {API_KEY_VARIABLE} to it")
     elsewhere = "" if address == DEFAULT_ADDRESS else f" --address {address}"
     _say(f"serving on {listen} until Ctrl-C; send another prompt from a second terminal:")
     _say(f'  {_this_command()} generate "{NEXT_PROMPT}" --temperature 0{elsewhere}')
+
+
+async def _answer(address: str) -> None:
+    """A question and its answer, as it is made."""
+    async with AsyncClient(address, tls=tls_of_environment()) as client:
+        chat = (await client.models())[0].has_chat_template
+        options: RequestOptions = {"messages": [{"role": "user", "content": PROMPT}]} if chat else {}
+        options |= {"temperature": 0.0, "max_tokens": 64}
+        _say(f"\n> {PROMPT}")
+        async with client.generate(None if chat else PROMPT, **options) as stream:
+            async for delta in stream:
+                with _unread():
+                    write_answer(delta.text)
+            _say(f"\n({describe(stream.finish)})\n")
 
 
 def _say(line: str) -> None:

@@ -15,8 +15,7 @@ from rich.text import Text
 
 from citybus.admin.v1 import admin_pb2 as pb
 from citybus.admin.v1 import admin_pb2_grpc as pb_grpc
-from citybus.cli.admin import add_admin_address
-from citybus.connection import channel_options
+from citybus.cli.admin import add_admin_address, admin_channel
 from citybus.errors import CitybusError, from_rpc
 from citybus.failure import Failure
 
@@ -40,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show one reading, or one after the other until Ctrl-C."""
-    with grpc.insecure_channel(args.admin_address, options=channel_options(None)) as channel:
+    with admin_channel(args) as channel:
         readings = _readings(pb_grpc.AdminServiceStub(channel), args.admin_address, args.interval)
         if args.once or args.json or not sys.stdout.isatty():
             reading = next(readings)

@@ -10,14 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from citybus.async_client import AsyncClient
+from citybus.connection import ADMIN_TOKEN_VARIABLE, API_KEY_VARIABLE
 from citybus.errors import Unavailable
 from citybus.processes import child_command
 from citybus.supervisor.log_lines import LogLine, parse
+from citybus.tls import Tls
 
 Say = Callable[[str], None]
 """Tells the user a line."""
 
 _MAX_LINE_BYTES = 1 << 20
+_SECRETS_OF_CLIENTS = (ADMIN_TOKEN_VARIABLE, API_KEY_VARIABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class Service:
 
     `grace_s` is how long it may take to end after SIGTERM, in seconds. `final_codes` are exit codes after which it must
     not be started again, each with what to do instead. `can_stand_by`: a second process logs "standby" and waits until
-    the first one has ended, which SIGUSR1 makes it do at once.
+    the first one has ended, which SIGUSR1 makes it do at once. `tls`: how to connect where it has a certificate.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Service:
     grace_s: float
     final_codes: Mapping[int, str] = field(default_factory=dict)
     can_stand_by: bool = False
+    tls: Tls | None = None
 
 
 class Child:
@@ -68,7 +72,7 @@ class Child:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             limit=_MAX_LINE_BYTES,
-            env=os.environ | {"GRPC_VERBOSITY": os.environ.get("GRPC_VERBOSITY", "NONE")},  # its lines are not ours
+            env=child_environment(),
             process_group=0,
         )
         self._life = asyncio.create_task(self._live(self._process))
@@ -80,7 +84,7 @@ class Child:
 
     async def watch_health(self) -> None:
         """Wait until the service says that it is healthy, and note it."""
-        async with AsyncClient(self.service.address, keepalive=None) as client:
+        async with AsyncClient(self.service.address, keepalive=None, tls=self.service.tls) as client:
             while not self.healthy.is_set():
                 with contextlib.suppress(Unavailable):
                     await client.wait_ready()
@@ -138,3 +142,9 @@ class Child:
         self.last_words, self._held = line.text, line.text if line.is_plain else ""
         if not line.is_plain:
             self._say(f"{self.service.name}: {line.text}")
+
+
+def child_environment() -> dict[str, str]:
+    """Ours, without what is the client's; gRPC's own lines are none of a service's."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _SECRETS_OF_CLIENTS}
+    return {"GRPC_VERBOSITY": "NONE"} | inherited

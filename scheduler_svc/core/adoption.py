@@ -65,14 +65,17 @@ def adopt(roster: Roster, blocks: BlockManager, held: Residency, now: float) -> 
 
 
 def _agrees(sequence: Sequence, resident: ResidentSequence, blocks: BlockManager) -> bool:
-    """Whether a resident sequence is this one: the same prompt, tokens and sampling, in as many blocks as it needs."""
+    """Whether a resident sequence is this one: the same prompt, tokens and sampling, in as many blocks as it needs.
+
+    One that has computed past tokens whose log-probabilities are missing does not count: they come of computing.
+    """
     known = tuple(sequence.tokens)
     return (
         resident.num_prompt_tokens == sequence.num_prompt_tokens
         and resident.token_ids[: len(known)] == known
         and resident.sampling == sequence.request.sampling
         and len(resident.block_ids) == blocks.blocks_for(resident.num_computed_tokens)
-        and 0 < resident.num_computed_tokens <= len(resident.token_ids)
+        and 0 < resident.num_computed_tokens <= min(len(resident.token_ids), sequence.scoring.num_skippable)
     )
 
 
@@ -97,9 +100,8 @@ class Ending:
 
 def ending_of(sequence: Sequence, fits: int) -> Ending | None:
     """Why a sequence with these tokens does not go on, where at most `fits` tokens can follow its prompt; else None."""
-    last = sequence.tokens[-1] if sequence.num_output_tokens else None
-    if last in sequence.request.stop_token_ids:
-        return Ending(FinishReason.STOP, stop_token_id=last)
+    if sequence.has_stopped:
+        return Ending(FinishReason.STOP, stop_token_id=sequence.tokens[-1])
     if sequence.num_output_tokens >= sequence.max_output:
         return Ending(FinishReason.LENGTH)
     if sequence.num_output_tokens >= fits:

@@ -86,7 +86,7 @@ class BlockManager:
 
     def find(self, sequence: Sequence, step: int) -> PrefixHit:
         """The longest cached prefix for a plan number `step`, short of the last token: one is always computed."""
-        usable = len(sequence.tokens) - 1
+        usable = sequence.num_reusable
         blocks: list[int] = []
         parent = root_hash(self._key, sequence.request.cache_salt)
         for index in range(usable // self._block_size):
@@ -106,10 +106,11 @@ class BlockManager:
         Cheap: looks only around where the last answer ended. A block reclaimed further ahead goes unnoticed for a
         while; the end of a prefix is normally reclaimed first.
         """
-        count = min(sequence.num_cached_blocks, (len(sequence.tokens) - 1) // self._block_size)
+        usable = sequence.num_reusable
+        count = min(sequence.num_cached_blocks, usable // self._block_size)
         while count > 0 and self._cache.find(self._name(sequence, count - 1)) is None:
             count -= 1
-        while (count + 1) * self._block_size < len(sequence.tokens):
+        while (count + 1) * self._block_size <= usable:
             if self._cache.find(self._name(sequence, count)) is None:
                 break
             count += 1
@@ -149,7 +150,9 @@ class BlockManager:
 
     def seal(self, sequence: Sequence) -> list[SealedBlock]:
         """Offer the blocks to the cache that have become full of known tokens; returns those it took."""
-        sealed = []
+        sealed: list[SealedBlock] = []
+        if (sequence.num_sealed + 1) * self._block_size > len(sequence.tokens):
+            return sealed  # as nearly always: this is asked once for every token
         while (sequence.num_sealed + 1) * self._block_size <= sequence.num_stored:
             index = sequence.num_sealed
             block, name = sequence.block_table[index], self._name(sequence, index)

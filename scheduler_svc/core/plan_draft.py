@@ -37,6 +37,14 @@ class PlanDraft:
         self.charges.append(Charge(sequence.view, num_tokens, num_drawn))
         self.computing.append(sequence)
 
+    def take_decodes(self, sequences: list[Sequence], rows: list[ScheduledSequence]) -> None:
+        """Spend one token on each of `sequences`, whose rows these are, and all of which draw one."""
+        self.tokens -= len(sequences)
+        self.charges += [sequence.decode_charge for sequence in sequences]
+        self.computing += sequences
+        self.known_drawing += sequences
+        self.scheduled += rows
+
     def plan(self, term: int, finished_ids: Iterable[int], sealed: Iterable[SealedBlock]) -> StepPlan:
         """The plan, with what has ended and what is sealed besides."""
         return StepPlan(

@@ -26,11 +26,11 @@ class Planner:
     def fill(self, step: int, policy: GuardedPolicy, now: float) -> PlanDraft:
         """The draft of plan number `step`."""
         draft = PlanDraft(step, self._info.max_step_tokens, self._info.max_sequences)
-        active = [sequence for sequence in self._roster.running if sequence.num_remaining > 0]
-        active = self._make_room(active, policy, draft, now)
-        draft.seats -= len(active)
-        decodes = [sequence for sequence in active if sequence.num_remaining == 1]
-        prefills = [sequence for sequence in active if sequence.num_remaining > 1]
+        decodes, prefills = self._active()
+        if len(decodes) + len(prefills) > self._blocks.num_available + self._blocks.num_fenced:
+            self._make_room(policy, draft, now)
+            decodes, prefills = self._active()
+        draft.seats -= len(decodes) + len(prefills)
         view = self._view(draft, decodes, prefills)
         self._schedule_decodes(decodes, draft)
         tokens = self._prefill_tokens(policy, view, draft, now)
@@ -52,13 +52,24 @@ class Planner:
             block_size=self._info.block_size,
         )
 
-    def _make_room(self, active: list[Sequence], policy: GuardedPolicy, draft: PlanDraft, now: float) -> list[Sequence]:
-        """Preempt until everybody who runs can have the block they need next; returns those who still run.
+    def _active(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Who runs and lacks one token, and who lacks more, each in order of arrival."""
+        decodes, prefills = [], []
+        for sequence in self._roster.running:
+            remaining = sequence.num_remaining
+            if remaining == 1:
+                decodes.append(sequence)
+            elif remaining > 1:
+                prefills.append(sequence)
+        return decodes, prefills
+
+    def _make_room(self, policy: GuardedPolicy, draft: PlanDraft, now: float) -> None:
+        """Preempt until everybody who runs can have the block they need next.
 
         The eldest is never a victim, so that whatever a policy says, somebody gets to the end.
         """
-        needed = sum(1 for sequence in active if self._blocks.room(sequence) == 0)
-        survivors = list(active)
+        survivors = [sequence for sequence in self._roster.running if sequence.num_remaining > 0]
+        needed = sum(1 for sequence in survivors if self._blocks.room(sequence) == 0)
         while len(survivors) > 1 and needed > self._blocks.num_available + self._blocks.num_fenced:
             candidates = survivors[1:]
             chosen = policy.victim(tuple(sequence.view for sequence in candidates), now)
@@ -66,7 +77,6 @@ class Planner:
             needed -= self._blocks.room(victim) == 0
             survivors.remove(victim)
             self._preempt(victim, draft, now)
-        return survivors
 
     def _preempt(self, sequence: Sequence, draft: PlanDraft, now: float) -> None:
         draft.sealed.extend(self._blocks.give_back(sequence))
@@ -79,9 +89,23 @@ class Planner:
         """One token for each; where the budget is too small for all, for those that have waited longest."""
         if len(decodes) > draft.tokens:
             decodes = sorted(decodes, key=lambda sequence: sequence.last_step)[: draft.tokens]
-        for sequence in decodes:
-            if self._storable(sequence) > 0:
-                self._schedule(sequence, 1, draft)
+        block_size, step = self._info.block_size, draft.step
+        scheduled, rows = [], []
+        for sequence in decodes:  # the hottest lines of the scheduler: once for every token that is generated
+            row = sequence.decode
+            num_tokens = sequence.num_scheduled + 1
+            if num_tokens > len(sequence.block_table) * block_size:
+                if self._blocks.num_available < 1:
+                    continue
+                row = ScheduledSequence(sequence.sequence_id, 1, self._blocks.grow(sequence, num_tokens))
+            sequence.num_scheduled = num_tokens
+            sequence.last_step = step
+            if sequence.num_pending == 0:  # the token that is stored is known: it may fill a block
+                draft.sealed.extend(self._blocks.seal(sequence))
+            sequence.num_pending += 1
+            scheduled.append(sequence)
+            rows.append(row)
+        draft.take_decodes(scheduled, rows)
 
     def _prefill_tokens(self, policy: GuardedPolicy, view: StepView, draft: PlanDraft, now: float) -> int:
         """Tokens for prefill chunks. Where nothing else is computed, a policy cannot refuse them all."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler_svc.core.block_manager import PoolCounts
+from scheduler_svc.core.block_manager import BlockManager, PoolCounts
 from scheduler_svc.core.plan_draft import PlanDraft
+from scheduler_svc.core.roster import Roster
 
 
 @dataclass(slots=True)
@@ -39,3 +40,10 @@ class Snapshot:
     waiting: int
     pool: PoolCounts
     tokens_held: int
+
+
+def snapshot_of(roster: Roster, blocks: BlockManager, block_size: int) -> Snapshot:
+    """The reading of this moment."""
+    pool = blocks.counts()
+    unused = sum(blocks.room(sequence) for sequence in roster.running)
+    return Snapshot(len(roster.running), len(roster.waiting), pool, pool.held * block_size - unused)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.step import Sampling
+from scheduler_svc.core.scoring import Scored
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to generate, valid by construction of its maker (`scheduler_svc.validation`).
 
-    `stop_token_ids` end it, the model's own end tokens included unless they are to be ignored. `max_tokens` None:
+    `stop_token_ids` end it, the model's own end tokens included unless they are to be ignored, once it has more than
+    `sampling.min_tokens` tokens: the executor does not draw them before. `max_tokens` None:
     as many as fit. `arrival` and `deadline` are readings of the caller's clock, in seconds.
     """
 
@@ -62,6 +65,11 @@ def unserved(error: str) -> Outcome:
     return Outcome(FinishReason.ERROR, 0, 0, 0, 0, None, None, 0.0, error=error)
 
 
+def ended_unencoded(reason: FinishReason, total_s: float) -> Outcome:
+    """The outcome of a request that ended before its prompt was in tokens."""
+    return Outcome(reason, 0, 0, 0, 0, None, None, total_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """How a sequence came to its first token. Times are in seconds from its arrival."""
@@ -71,11 +79,11 @@ class Beginning:
     num_cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceUpdate:
+class SequenceUpdate(NamedTuple):
     """News of one sequence: `token_ids` are its outputs number `first_index`, `first_index` + 1 and so on.
 
-    `beginning` comes with the first one, unless that ends it.
+    `beginning` comes with the first one, unless that ends it. `scored` are log-probabilities, of these tokens or of
+    earlier ones. A tuple, as there is one for every token.
     """
 
     sequence_id: int
@@ -83,6 +91,7 @@ class SequenceUpdate:
     token_ids: tuple[int, ...] = ()
     outcome: Outcome | None = None
     beginning: Beginning | None = None
+    scored: Scored | None = None
 
 
 class NeverFits(ValueError):

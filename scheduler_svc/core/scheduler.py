@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from common.step import ExecutorInfo, SealedBlock, StepPlan, StepResult
+from common.step import ExecutorInfo, SampledToken, SealedBlock, StepPlan, StepResult
 from scheduler_svc.core.adoption import Residency, adopt, ending_of
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.invariants import check_roster
 from scheduler_svc.core.plan_draft import PlanDraft, PlanInFlight
 from scheduler_svc.core.planner import Planner
-from scheduler_svc.core.readings import Snapshot, Totals
+from scheduler_svc.core.readings import Snapshot, Totals, snapshot_of
 from scheduler_svc.core.request import Beginning, FinishReason, NeverFits, Request, SequenceUpdate, WrongResult
 from scheduler_svc.core.roster import Roster
+from scheduler_svc.core.score_updates import drawn_score, known_scores
+from scheduler_svc.core.scoring import Scored
 from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.view import view_of
 
@@ -76,7 +78,7 @@ class Scheduler:
         if room < 1:
             raise NeverFits(len(request.prompt), room)
         sequence = Sequence(request, min(room, request.max_tokens or room), output, beginning)
-        sequence.view = view_of(sequence, self._blocks)
+        sequence.show(view_of(sequence, self._blocks))
         self._roster.add(sequence)
         self.totals.accepted += 1
 
@@ -131,7 +133,7 @@ class Scheduler:
             self._roster.wait_again(sequence)
         for sequence in self._roster.live():
             sequence.forget_plans(now)
-            sequence.view = view_of(sequence, self._blocks)
+            sequence.show(view_of(sequence, self._blocks))
         adoption = adopt(self._roster, self._blocks, held, now)
         self._finished_ids, self._sealed = adoption.strangers, adoption.sealed
         for sequence in running:
@@ -139,7 +141,7 @@ class Scheduler:
                 sequence.note_preemption(now)
                 self.totals.preemptions += 1
         heard = [
-            self._learn(sequence, token, now)
+            self._learn(sequence, SampledToken(sequence.sequence_id, token), now)
             for sequence, tokens in adoption.drawn
             for token in tokens
             if sequence.status is not Status.ENDED
@@ -192,26 +194,26 @@ class Scheduler:
             return [self._end(sequence, FinishReason.ERROR, now, error=result.error) for sequence in failed]
         if [token.sequence_id for token in result.sampled] != [sequence.sequence_id for sequence in plan.drawing]:
             raise WrongResult(f"the result of step {result.step} has tokens of other sequences than its plan")
-        return [
-            self._learn(sequence, token.token_id, now)
+        return known_scores(self._roster, result.known_logprobs) + [
+            self._learn(sequence, token, now)
             for sequence, token in zip(plan.drawing, result.sampled, strict=True)
             if sequence.status is not Status.ENDED
         ]
 
-    def _learn(self, sequence: Sequence, token: int, now: float) -> SequenceUpdate:
+    def _learn(self, sequence: Sequence, drawn: SampledToken, now: float) -> SequenceUpdate:
         """A token that was pending is known now."""
-        sequence.num_pending -= 1
-        sequence.tokens.append(token)
+        token = drawn.token_id
+        scored = None if drawn.logprobs is None else drawn_score(sequence, drawn.logprobs)
+        sequence.learn(token, now)
         self.totals.generated_tokens += 1
-        if sequence.first_token_at is None:
-            sequence.first_token_at = now
-        if token in sequence.request.stop_token_ids:
-            return self._end(sequence, FinishReason.STOP, now, news=(token,), stop_token_id=token)
+        if sequence.has_stopped:
+            return self._end(sequence, FinishReason.STOP, now, news=(token,), scored=scored, stop_token_id=token)
         if sequence.num_output_tokens >= sequence.max_output:
-            return self._end(sequence, FinishReason.LENGTH, now, news=(token,))
+            return self._end(sequence, FinishReason.LENGTH, now, news=(token,), scored=scored)
         self._sealed.extend(self._blocks.seal(sequence))
-        index = sequence.num_output_tokens - 1
-        return SequenceUpdate(sequence.sequence_id, index, (token,), beginning=sequence.beginning)
+        index = len(sequence.tokens) - sequence.num_prompt_tokens - 1
+        beginning = None if index else sequence.beginning
+        return SequenceUpdate(sequence.sequence_id, index, (token,), None, beginning, scored)
 
     def _end(
         self,
@@ -220,6 +222,7 @@ class Scheduler:
         now: float,
         *,
         news: tuple[int, ...] = (),
+        scored: Scored | None = None,
         surplus: int = 0,
         stop_token_id: int | None = None,
         error: str | None = None,
@@ -232,14 +235,11 @@ class Scheduler:
         del sequence.tokens[len(sequence.tokens) - surplus :]
         self.totals.finished += 1
         outcome = sequence.outcome(reason, now, stop_token_id=stop_token_id, error=error)
-        return SequenceUpdate(sequence.sequence_id, sequence.num_output_tokens - len(news), news, outcome)
+        return SequenceUpdate(sequence.sequence_id, sequence.num_output_tokens - len(news), news, outcome, None, scored)
 
     def snapshot(self) -> Snapshot:
         """One reading of the state."""
-        running, pool = self._roster.running, self._blocks.counts()
-        unused = sum(self._blocks.room(sequence) for sequence in running)
-        held_tokens = pool.held * self._info.block_size - unused
-        return Snapshot(len(running), len(self._roster.waiting), pool, held_tokens)
+        return snapshot_of(self._roster, self._blocks, self._info.block_size)
 
     def check_invariants(self) -> None:
         """Raises AssertionError where the state contradicts itself (the design's invariants 1 to 4, 9 and 10)."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from scheduler_svc.core.policy import SequenceView
+from common.step import ScheduledSequence
+from scheduler_svc.core.policy import Charge, SequenceView
 from scheduler_svc.core.request import Beginning, FinishReason, Outcome, Request
+from scheduler_svc.core.scoring import Scoring
 
 
 class Status(enum.Enum):
@@ -21,6 +23,8 @@ class Sequence:
     """One sequence. There are no phases: every step lets `num_scheduled` catch up with `num_planned`.
 
     Attributes:
+        sequence_id: unique, and rising with arrival.
+        num_prompt_tokens: tokens of the prompt.
         tokens: the known ones, prompt first.
         num_scheduled: leading tokens whose keys and values are computed, or will be by a plan in flight.
         num_pending: tokens that plans in flight draw: they exist, but are not known yet.
@@ -30,12 +34,17 @@ class Sequence:
         last_step: number of the last plan that computes something for it; 0 where none has.
         max_output: most tokens it may generate: what was asked for and what fits.
         num_cached_blocks: leading full blocks that the prefix cache had when it was last asked.
+        scoring: how far its log-probabilities have come.
         view: what policies are shown of it.
+        decode: its row in a plan that decodes it and gives it no block: always the same one.
+        decode_charge: what policies are charged for such a row.
     """
 
     __slots__ = (
         "block_hashes",
         "block_table",
+        "decode",
+        "decode_charge",
         "first_scheduled_at",
         "first_token_at",
         "last_step",
@@ -44,10 +53,13 @@ class Sequence:
         "num_cached_tokens",
         "num_pending",
         "num_preemptions",
+        "num_prompt_tokens",
         "num_scheduled",
         "num_sealed",
         "request",
         "resident",
+        "scoring",
+        "sequence_id",
         "status",
         "tokens",
         "view",
@@ -58,6 +70,8 @@ class Sequence:
         self, request: Request, max_output: int, output: Iterable[int] = (), beginning: Beginning | None = None
     ) -> None:
         self.request = request
+        self.sequence_id = request.sequence_id
+        self.num_prompt_tokens = len(request.prompt)
         self.max_output = max_output
         self.tokens = [*request.prompt, *output]
         self.num_scheduled = 0
@@ -66,7 +80,10 @@ class Sequence:
         self.block_hashes: list[bytes] = []
         self.num_sealed = 0
         self.num_cached_blocks = 0
+        self.scoring = Scoring(request.sampling, len(request.prompt))
         self.view: SequenceView
+        self.decode = ScheduledSequence(request.sequence_id, 1)
+        self.decode_charge: Charge
         self.last_step = 0
         self.resident = False
         self.status = Status.WAITING
@@ -89,11 +106,6 @@ class Sequence:
         return Beginning(queued, first, self.num_cached_tokens or 0)
 
     @property
-    def sequence_id(self) -> int:
-        """Unique, and rising with arrival."""
-        return self.request.sequence_id
-
-    @property
     def arrival(self) -> float:
         """When it arrived, in seconds."""
         return self.request.arrival
@@ -114,14 +126,9 @@ class Sequence:
         return self.request.deadline
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt)
-
-    @property
     def num_output_tokens(self) -> int:
         """Known tokens it has generated."""
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - self.num_prompt_tokens
 
     @property
     def num_planned(self) -> int:
@@ -132,7 +139,7 @@ class Sequence:
     def num_remaining(self) -> int:
         """Tokens the next plans have to compute: 0 while only the results of plans in flight are missing."""
         planned = len(self.tokens) + self.num_pending
-        if planned - len(self.request.prompt) >= self.max_output:
+        if planned - self.num_prompt_tokens >= self.max_output:
             return 0
         return planned - self.num_scheduled
 
@@ -140,6 +147,22 @@ class Sequence:
     def num_stored(self) -> int:
         """Leading known tokens whose keys and values its blocks hold, once the plans in flight are done."""
         return min(self.num_scheduled, len(self.tokens))
+
+    @property
+    def num_reusable(self) -> int:
+        """Most leading tokens that a prefix hit may spare: never the last, nor any that is to be scored."""
+        return min(len(self.tokens) - 1, self.scoring.num_skippable)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether its last token ends it."""
+        request = self.request
+        return self.tokens[-1] in request.stop_token_ids and self.num_output_tokens > request.sampling.min_tokens
+
+    def show(self, view: SequenceView) -> None:
+        """Policies are shown `view` of it from now on."""
+        self.view = view
+        self.decode_charge = Charge(view, 1, 1)
 
     def forget_blocks(self) -> None:
         """Start over: nothing is computed."""
@@ -163,6 +186,13 @@ class Sequence:
         """
         if self.num_cached_tokens is None:
             self.num_cached_tokens = min(num_tokens, self.num_prompt_tokens - 1)
+
+    def learn(self, token_id: int, now: float) -> None:
+        """A token that was pending is known."""
+        self.num_pending -= 1
+        self.tokens.append(token_id)
+        if self.first_token_at is None:
+            self.first_token_at = now
 
     def note_preemption(self, now: float) -> None:
         """It has lost its blocks, and waits again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -74,8 +75,13 @@ class FairShare(Policy):
         return max(running, key=lambda view: (self._served.get(view.tenant, 0.0), view.sequence_id))
 
     def charge(self, charges: Sequence[Charge], now: float) -> None:
+        output = Counter(charge.sequence.tenant for charge in charges if charge.num_drawn)  # 0 or 1 each
+        prompt: Counter[str] = Counter()
         for charge in charges:
-            self._bill(charge.sequence.tenant, charge.num_tokens - charge.num_drawn, charge.num_drawn)
+            if charge.num_tokens > charge.num_drawn:
+                prompt[charge.sequence.tenant] += charge.num_tokens - charge.num_drawn
+        for tenant in output | prompt:
+            self._bill(tenant, prompt[tenant], output[tenant])
 
     def export_state(self) -> Mapping[str, object]:
         return {"served": dict(self._served)}

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from citybus.admin.v1 import admin_pb2, admin_pb2_grpc
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc as pb_grpc
+from common.tls import TlsFiles, server_credentials
 
 FRANCE = "What is the capital of France?"
 ANSWER = ("The capital", " of France is", " Paris.")
@@ -26,11 +28,13 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer, admin_pb2_grpc.AdminServ
     """Answers every request with `ANSWER`, two tokens a message; one that says "forever" never ends.
 
     "refuse" is refused; "drain" is refused with a time after which to try again; "noisy" answers with control
-    characters. `requests` are those received, `cancelled` counts the calls that were closed early.
+    characters. `requests` are those received, `cancelled` counts the calls that were closed early; `authorizations` has
+    the method of each call and what it brought under that name.
     """
 
     chat: bool = True
     requests: list[pb.GenerateRequest] = field(default_factory=list)
+    authorizations: list[tuple[str, str | None]] = field(default_factory=list)
     cancelled: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     readings: int = 0
 
@@ -94,20 +98,41 @@ def _finish(completion_tokens: int) -> pb.Finish:
     )
 
 
+class _Recorder(grpc.aio.ServerInterceptor):
+    def __init__(self, seen: list[tuple[str, str | None]]) -> None:
+        self._seen = seen
+
+    async def intercept_service(self, continuation: Any, call: grpc.HandlerCallDetails) -> Any:
+        self._seen.append((call.method, dict(call.invocation_metadata or ()).get("authorization")))
+        return await continuation(call)
+
+
 @contextmanager
-def serving(server: ScriptedServer, *, healthy_after_s: float = 0.0) -> Iterator[str]:
-    """Run `server` in a thread on a free port; gives its address. It says that it is healthy after a while."""
+def serving(
+    server: ScriptedServer, *, healthy_after_s: float = 0.0, tls: tuple[Path, Path, Path | None] | None = None
+) -> Iterator[str]:
+    """Run `server` in a thread on a free port; gives its address. It says that it is healthy after a while.
+
+    `tls`: its certificate, the key of that, and the CA of clients where they have to have one.
+    """
     started: list[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = []
     ready = threading.Event()
 
     async def run() -> None:
-        grpc_server = grpc.aio.server(options=[("grpc.http2.min_ping_interval_without_data_ms", 2_500)])
+        grpc_server = grpc.aio.server(
+            options=[("grpc.http2.min_ping_interval_without_data_ms", 2_500)],
+            interceptors=[_Recorder(server.authorizations)],
+        )
         pb_grpc.add_GenerationServiceServicer_to_server(server, grpc_server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(server, grpc_server)
         checks = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(checks, grpc_server)
         await checks.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-        port = grpc_server.add_insecure_port("127.0.0.1:0")
+        credentials = server_credentials(TlsFiles(*(tls or (None, None, None))))
+        if credentials is None:
+            port = grpc_server.add_insecure_port("127.0.0.1:0")
+        else:
+            port = grpc_server.add_secure_port("127.0.0.1:0", credentials)
         await grpc_server.start()
         stop = asyncio.Event()
         started.append((f"127.0.0.1:{port}", asyncio.get_running_loop(), stop))

@@ -29,6 +29,7 @@ class Serving:
     def __init__(self, model: Path, *arguments: str) -> None:
         self.address, admin, self.executor = (f"127.0.0.1:{free_port()}" for _ in range(3))
         addresses = (f"--listen={self.address}", f"--admin-listen={admin}", f"--executor-listen={self.executor}")
+        self.token = model.parent / "state" / "citybus" / f"executor-{self.executor.rpartition(':')[2]}.token"
         limits = ("--kv-cache-memory=16", "--num-threads=1")
         self.process = subprocess.Popen(
             [*CITYBUS, "serve", f"--model={model}", *addresses, *limits, *arguments],

@@ -86,6 +86,29 @@ def test_generate_passes_every_option(served: Served) -> None:
     assert (request.request_id, request.model, request.skip_special_tokens) == ("r", "tiny", False)
 
 
+def test_generate_passes_what_changes_logits_and_what_is_told(served: Served) -> None:
+    flags = (
+        "--repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -0.5 --logit-bias 5=-100 --logit-bias 6=2"
+    )
+    lists = "--allow-token-id 5 --allow-token-id 6 --ban-token-id 7 --bad-word no --min-tokens 2 --include-stop"
+    told = "--logprobs 3 --prompt-logprobs 0 --echo"
+    run("generate", "x", *flags.split(), *lists.split(), *told.split(), "--address", served.address)
+    (request,) = served.server.requests
+    sampling, stopping, output = request.sampling, request.stopping, request.output
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.5, 0.5, -0.5)
+    assert dict(sampling.logit_bias) == {5: -100.0, 6: 2.0}
+    assert (list(sampling.allowed_token_ids), list(sampling.banned_token_ids)) == ([5, 6], [7])
+    assert (list(sampling.bad_words), stopping.min_tokens, stopping.include_stop) == (["no"], 2, True)
+    assert (output.logprobs, output.HasField("prompt_logprobs"), output.prompt_logprobs, output.echo) == (
+        3,
+        True,
+        0,
+        True,
+    )
+    wrong = run("generate", "x", "--logit-bias", "five", "--address", served.address, expect=2)
+    assert "expected ID=B, such as 1234=-5" in wrong.stderr
+
+
 def test_generate_json_gives_a_line_a_message(served: Served) -> None:
     lines = [
         json.loads(line) for line in run("generate", FRANCE, "--json", "--address", served.address).stdout.splitlines()

@@ -26,7 +26,8 @@ from citybus import (
     Unavailable,
     Unreachable,
 )
-from citybus.messages import RequestOptions, Timings, Usage, to_generate_request
+from citybus.messages import Finish, Prompt, Timings, TokenLogprobs, Usage, completion_of, delta_of
+from citybus.requests import RequestOptions, to_generate_request
 from citybus.v1 import generation_pb2 as pb
 from tests.citybus.conftest import Served
 from tests.citybus.scripted_server import ANSWER, FRANCE, REFUSED, ScriptedServer, serving
@@ -143,6 +144,18 @@ OPTIONS: RequestOptions = {
     "stop": ["\n", "END"],
     "stop_token_ids": [5, 6],
     "ignore_eos": True,
+    "repetition_penalty": 1.5,
+    "presence_penalty": -0.5,
+    "frequency_penalty": 0.25,
+    "logit_bias": {7: -100, 8: 0.5},
+    "allowed_token_ids": [1, 7],
+    "banned_token_ids": [2],
+    "bad_words": ["no", "never"],
+    "min_tokens": 2,
+    "include_stop": True,
+    "logprobs": 0,
+    "prompt_logprobs": 3,
+    "echo": True,
     "priority": -7,
     "tenant": "a",
     "time_limit_ms": 900,
@@ -156,8 +169,29 @@ def test_every_option_reaches_the_request() -> None:
         request_id="r1",
         model="tiny",
         text="hello",
-        sampling=pb.SamplingParams(temperature=0.0, top_p=0.5, top_k=0, min_p=0.25, seed=0),
-        stopping=pb.StopParams(max_tokens=3, stop=["\n", "END"], stop_token_ids=[5, 6], ignore_eos=True),
+        sampling=pb.SamplingParams(
+            temperature=0.0,
+            top_p=0.5,
+            top_k=0,
+            min_p=0.25,
+            seed=0,
+            repetition_penalty=1.5,
+            presence_penalty=-0.5,
+            frequency_penalty=0.25,
+            logit_bias={7: -100, 8: 0.5},
+            allowed_token_ids=[1, 7],
+            banned_token_ids=[2],
+            bad_words=["no", "never"],
+        ),
+        stopping=pb.StopParams(
+            max_tokens=3,
+            stop=["\n", "END"],
+            stop_token_ids=[5, 6],
+            ignore_eos=True,
+            min_tokens=2,
+            include_stop=True,
+        ),
+        output=pb.OutputParams(logprobs=0, prompt_logprobs=3, echo=True),
         priority=-7,
         tenant="a",
         time_limit_ms=900,
@@ -183,6 +217,10 @@ def test_what_is_left_out_stays_absent() -> None:
         ("a", {"max_tokens": -1}, ValueError, "max_tokens: "),
         ("a", {"temperature": "hot"}, TypeError, "temperature: "),
         ("a", {"stop": "END"}, TypeError, "stop: expected a list"),
+        ("a", {"bad_words": "no"}, TypeError, "bad_words: expected a list"),
+        ("a", {"logit_bias": {-1: 2.0}}, ValueError, "logit_bias: "),
+        ("a", {"logit_bias": {"no": 2.0}}, TypeError, "logit_bias: "),
+        ("a", {"allowed_token_ids": [1.5]}, TypeError, "allowed_token_ids: "),
         ("a", {"text": "b"}, TypeError, "text: no such option"),
         ("a", {"n": 2}, TypeError, "n: no such option"),
         (None, {"messages": [{"role": "user", "name": "x"}]}, ValueError, "messages: "),
@@ -193,6 +231,21 @@ def test_what_no_request_can_hold_is_refused_here(
 ) -> None:
     with Client() as client, pytest.raises(error, match=message):
         client.generate(prompt, **options)
+
+
+def test_log_probabilities_and_the_prompt_come_with_their_parts() -> None:
+    known = pb.TokenLogprobs(logprob=-0.5, rank=2, top_ids=[9, 4], top_logprobs=[-0.25, -0.5])
+    prompt = pb.Prompt(token_ids=[1, 2], text="ab", logprobs=[pb.TokenLogprobs(), known])
+    first = delta_of(pb.GenerateResponse(token_ids=[4], text="x", logprobs=[known], prompt=prompt))
+    second = delta_of(pb.GenerateResponse(first_index=1, token_ids=[5], logprobs=[pb.TokenLogprobs()]))
+    assert first is not None and second is not None
+    score, unknown = TokenLogprobs(-0.5, 2, (9, 4), (-0.25, -0.5)), TokenLogprobs(None, 0, (), ())
+    assert first == Delta(0, (4,), "x", (score,), Prompt((1, 2), "ab", (unknown, score)))
+    end = Finish(FinishReason.LENGTH, Usage(2, 2, 0), Timings(0.0, 0.0, 0.0))
+    whole = completion_of([first, second], end, "r")
+    assert (whole.logprobs, whole.prompt) == ((score, unknown), first.prompt)
+    nothing_drawn = delta_of(pb.GenerateResponse(prompt=prompt, finish=pb.Finish(reason=pb.FINISH_REASON_DEADLINE)))
+    assert nothing_drawn is not None and nothing_drawn.prompt == first.prompt
 
 
 def test_keepalive_faster_than_the_server_allows_is_refused() -> None:

@@ -11,9 +11,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from citybus import Client
+from citybus.executor.v1 import executor_pb2, executor_pb2_grpc
+from citybus.keys import add_line, make_key
 from tests.checkpoints import write_tiny
 from tests.citybus.serving import CITYBUS, WAIT_S, Serving, free_port, runs, until
 
@@ -59,6 +62,19 @@ def test_it_answers_says_how_to_go_on_and_drains(serving: Serving) -> None:
     assert serving.process.wait(timeout=WAIT_S) == 0
     assert serving.lines[-1] == "ended"
     assert not any(map(runs, children.values()))
+
+
+def test_the_executor_takes_plans_from_its_scheduler_only(serving: Serving, model: Path) -> None:
+    path = serving.token
+    assert path.stat().st_mode & 0o777 == 0o600
+    token = path.read_text().strip()
+    for pid in serving.children().values():
+        assert token not in Path(f"/proc/{pid}/cmdline").read_text() + Path(f"/proc/{pid}/environ").read_text()
+    with grpc.insecure_channel(serving.executor) as channel, pytest.raises(grpc.RpcError) as caught:
+        executor_pb2_grpc.ExecutorServiceStub(channel).Describe(executor_pb2.DescribeRequest(), timeout=10)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert serving.end(signal.SIGTERM) == 0
+    assert not path.exists()
 
 
 def test_service_that_dies_comes_back(serving: Serving) -> None:
@@ -141,3 +157,26 @@ def test_service_that_cannot_start_is_one_clear_line(model: Path) -> None:
         r"citybus: the executor ended while it started \(exit code 2\): --num-threads: expected [^\n]*\n",
         fails(f"--model={model}", *ports, "--num-threads=many"),
     )
+
+
+def test_with_keys_it_says_that_clients_need_one(model: Path, tmp_path: Path) -> None:
+    key, line = make_key("alice")
+    add_line(tmp_path / "keys", line)
+    served = Serving(model, f"--keys-file={tmp_path / 'keys'}")
+    try:
+        served.says("serving on")
+        assert any("clients need an API key" in each for each in served.lines)
+        with Client(served.address, api_key=key) as client:
+            assert len(client.complete("abc", max_tokens=3, ignore_eos=True).token_ids) == 3
+        assert served.end() == 0
+    finally:
+        served.close()
+
+
+def test_it_serves_nobody_unasked_from_elsewhere(model: Path) -> None:
+    served = Serving(model, f"--listen=0.0.0.0:{free_port()}")
+    try:
+        assert served.process.wait(timeout=WAIT_S) == 1
+        served.says("listening on 0.0.0.0:.* without credentials .* --insecure-bind")
+    finally:
+        served.close()

@@ -11,6 +11,7 @@ import pytest
 
 from citybus.failure import Failure
 from citybus.supervisor import keeper
+from citybus.supervisor.child import child_environment
 from citybus.supervisor.log_lines import LogLine, parse
 from tests.citybus.stage import FIRST, SECOND, Stage, nothing, terminate, until
 
@@ -107,3 +108,13 @@ def test_log_lines_are_made_readable() -> None:
     for plain in ("Traceback (most recent call last):", "17", '{"level": "info"}', "[1, 2"):
         assert parse(plain) == LogLine(None, plain)
         assert parse(plain).matters
+
+
+def test_a_service_does_not_get_the_secrets_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CITYBUS_API_KEY", "CITYBUS_ADMIN_TOKEN"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("CITYBUS_SCHEDULER_POLICY", "priority")
+    environment = child_environment()
+    assert environment["CITYBUS_SCHEDULER_POLICY"] == "priority"
+    assert environment.keys() >= {"PATH", "GRPC_VERBOSITY"}
+    assert "secret" not in environment.values()

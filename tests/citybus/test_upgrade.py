@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from citybus import Client, Unavailable
-from citybus.messages import RequestOptions
+from citybus.requests import RequestOptions
 from tests.checkpoints import write_tiny
 from tests.citybus.serving import CITYBUS, WAIT_S, Serving, free_port
 from tests.harness import Service
@@ -146,7 +146,8 @@ def test_without_a_journal_nobody_takes_over_but_another_scheduler_and_then_for_
         with client.generate("the rain", **OPTIONS | {"max_tokens": 500}) as stream:
             next(stream)
             flags = ("--model", str(model), "--executor", serving.executor, "--admin-listen", "127.0.0.1:0")
-            other = Service("scheduler_svc", tmp_path / "other.log", *flags)
+            token = ("--executor-token-file", str(serving.token))
+            other = Service("scheduler_svc", tmp_path / "other.log", *flags, *token)
             try:
                 assert serving.process.wait(WAIT_S) == 1
             finally:

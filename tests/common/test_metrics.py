@@ -93,10 +93,10 @@ def test_one_policy_is_in_force() -> None:
 def test_only_the_first_tenants_have_labels_of_their_own() -> None:
     metrics = SchedulerMetrics(CollectorRegistry())
     metrics.set_policy("fcfs")
-    labels = [metrics.tenant(f"t{number}")["tenant"] for number in range(MAX_TENANTS + 5)]
+    labels = [metrics.tenant(f"t{number}").labels["tenant"] for number in range(MAX_TENANTS + 5)]
     assert labels == [f"t{number}" for number in range(MAX_TENANTS)] + ["other"] * 5
     metrics.set_policy("fair_share")
-    assert metrics.tenant("t0") == {"policy": "fair_share", "tenant": "t0"}
+    assert metrics.tenant("t0").labels == {"policy": "fair_share", "tenant": "t0"}
 
 
 def test_labelled_metrics_take_their_labels() -> None:

@@ -225,6 +225,13 @@ def test_the_executor_is_not_published_and_has_no_way_out(stack: Stack) -> None:
     assert "00000000" not in [destination for _, destination, *_ in routes]
 
 
+def test_the_executor_has_made_a_token_that_only_the_scheduler_can_read(stack: Stack) -> None:
+    token = "/credentials/executor.token"
+    for service in SERVICES:
+        assert stack.inside(service, f"stat -c '%a %u' {token}") == "600 10001\n"
+    assert "Read-only file system" in stack.inside("scheduler", "touch /credentials/x 2>&1", expect=1)
+
+
 def test_images_hold_what_their_service_needs_and_no_more(stack: Stack) -> None:
     for service, absent in (("scheduler", ("torch", "transformers", "numpy")), ("executor", ("transformers", "gguf"))):
         code = f"from importlib.util import find_spec; print([name for name in {absent} if find_spec(name)])"
@@ -289,7 +296,7 @@ def test_a_policy_is_put_into_the_folder_and_set(stack: Stack) -> None:
     assert stack.compose(*operate, "set", "youngest") == "youngest decides now; before: fcfs\n"
     assert "* youngest" in stack.compose(*operate, "list")
     assert_serves(stack)
-    stranger = ("exec", "-T", "--env=CITYBUS_ADMIN_TOKEN=", *operate[2:])
+    stranger = ("exec", "-T", "--env=CITYBUS_ADMIN_TOKEN_FILE=", *operate[2:])
     assert "the admin token is missing or wrong" in stack.compose(*stranger, "list", expect=1)
     assert stack.compose(*operate, "set", "fcfs") == "fcfs decides now; before: youngest\n"
 

@@ -8,6 +8,7 @@ from common.step import (
     HASH_BYTES,
     BlockCopy,
     ExecutorInfo,
+    KnownLogprobs,
     NewSequence,
     ResidentPage,
     ResidentSequence,
@@ -17,6 +18,7 @@ from common.step import (
     SealedBlock,
     StepPlan,
     StepResult,
+    TokenLogprobs,
 )
 
 u32 = st.integers(0, 2**32 - 1)
@@ -29,7 +31,25 @@ def tuples_of(element: st.SearchStrategy[object], max_size: int = 5) -> st.Searc
     return st.lists(element, max_size=max_size).map(tuple)
 
 
-samplings = st.builds(Sampling, temperature=f32, top_p=f32, top_k=u32, min_p=f32, seed=u64)
+samplings = st.builds(
+    Sampling,
+    temperature=f32,
+    top_p=f32,
+    top_k=u32,
+    min_p=f32,
+    seed=u64,
+    repetition_penalty=st.just(1.0) | f32,
+    presence_penalty=f32,
+    frequency_penalty=f32,
+    logit_bias=st.dictionaries(u32, f32, max_size=5).map(lambda bias: tuple(sorted(bias.items()))),
+    allowed_token_ids=tuples_of(u32),
+    banned_token_ids=tuples_of(u32),
+    min_tokens=u32,
+    end_token_ids=tuples_of(u32),
+    bad_words=tuples_of(tuples_of(u32)),
+    num_logprobs=st.none() | u32,
+    num_prompt_logprobs=st.none() | u32,
+)
 seals = st.builds(SealedBlock, u32, hashes)
 plans = st.builds(
     StepPlan,
@@ -42,13 +62,25 @@ plans = st.builds(
     copies=tuples_of(st.builds(BlockCopy, u32, u32)),
     sealed=tuples_of(seals),
 )
+
+
+def scores_of(num_top: int) -> st.SearchStrategy[TokenLogprobs]:
+    top = st.tuples(*[u32] * num_top), st.tuples(*[f32] * num_top)
+    return st.builds(TokenLogprobs, f32, u32, *top)
+
+
+def known_logprobs_of(num_top: int) -> st.SearchStrategy[KnownLogprobs]:
+    return st.builds(KnownLogprobs, u64, u32, st.lists(scores_of(num_top), min_size=1, max_size=4).map(tuple))
+
+
 results = st.builds(
     StepResult,
     step=u64,
-    sampled=tuples_of(st.builds(SampledToken, u64, u32)),
+    sampled=tuples_of(st.builds(SampledToken, u64, u32, st.none() | st.integers(0, 3).flatmap(scores_of))),
     execute_ns=u64,
     idle_ns=u64,
     error=st.none() | st.text(min_size=1),
+    known_logprobs=tuples_of(st.integers(0, 3).flatmap(known_logprobs_of), 3),
 )
 infos = st.builds(ExecutorInfo, st.binary(min_size=16, max_size=16), st.text(), u32, u32, u32, u32, u32, u32)
 residents = st.builds(ResidentSequence, u64, tuples_of(u32), u32, u32, tuples_of(u32), samplings, u32)

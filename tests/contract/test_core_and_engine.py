@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from common.step import ExecutorInfo, Sampling, StepPlan
+from common.step import ExecutorInfo, Sampling, StepPlan, TokenLogprobs
 from executor_svc.engine import Engine
+from scheduler_svc.core.adoption import Residency
 from scheduler_svc.core.guard import GuardedPolicy
-from scheduler_svc.core.request import FinishReason, Request
+from scheduler_svc.core.request import FinishReason, Request, SequenceUpdate
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.policies import BUILT_IN
 from tests.contract.session import GREEDY, OTHER, PROMPT, cached, reference, residents
@@ -30,18 +31,28 @@ def load(chance: random.Random) -> list[Request]:
 
 @dataclass
 class Ran:
-    """What came out: tokens and reasons by sequence, how often the plans did what, and the most tokens of one."""
+    """What came out: tokens, log-probabilities and reasons by sequence, how often the plans did what, and the most
+    tokens of one."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
+    scores: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     reasons: dict[int, FinishReason] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
     largest: int = 0
 
 
-def drive(engine: Engine, info: ExecutorInfo, policy: str, requests: list[Request], window: int = 2) -> Ran:
-    """Two requests more arrive before every step, until all have ended."""
+def drive(
+    engine: Engine,
+    info: ExecutorInfo,
+    policy: str,
+    requests: list[Request],
+    window: int = 2,
+    break_every: int | None = None,
+) -> Ran:
+    """Two requests more arrive before every step, until all have ended. After every so many, results are lost."""
     scheduler = Scheduler(info, GuardedPolicy(BUILT_IN[policy]()), term=engine.open(info.epoch, False), window=window)
     ran = Ran({r.sequence_id: [] for r in requests})
+    asked = {request.sequence_id: request for request in requests}
     in_flight: deque[StepPlan] = deque()
     arriving = deque(requests)
     while True:
@@ -53,10 +64,33 @@ def drive(engine: Engine, info: ExecutorInfo, policy: str, requests: list[Reques
             in_flight.append(plan)
         if not in_flight:
             return ran
-        for update in scheduler.apply(engine.step(in_flight.popleft()), 0.0):
+        news = scheduler.apply(engine.step(in_flight.popleft()), 0.0)
+        ran.seen["steps"] += 1
+        if break_every is not None and ran.seen["steps"] % break_every == 0:
+            news += break_connection(engine, info, scheduler, in_flight)
+            ran.seen["broken"] += 1
+        for update in news:
             ran.tokens[update.sequence_id] += update.token_ids
+            if update.scored is not None:
+                scores = ran.scores.setdefault(update.sequence_id, [])
+                assert update.scored.first_position == first_scored(asked[update.sequence_id]) + len(scores)
+                scores += update.scored.scores
             if update.outcome is not None:
                 ran.reasons[update.sequence_id] = update.outcome.reason
+
+
+def break_connection(
+    engine: Engine, info: ExecutorInfo, scheduler: Scheduler, in_flight: deque[StepPlan]
+) -> list[SequenceUpdate]:
+    """The plans in flight are computed, and nobody hears of it."""
+    while in_flight:
+        engine.step(in_flight.popleft())
+    term = engine.open(info.epoch, True)
+    return scheduler.resume(info, term, Residency.of(engine.resident(256)), 0.0)
+
+
+def first_scored(request: Request) -> int:
+    return 1 if request.sampling.num_prompt_logprobs is not None else len(request.prompt)
 
 
 @pytest.mark.parametrize("window", [1, 2])
@@ -86,3 +120,50 @@ def test_F30_any_chunk_size_gives_ref(engine: Engine, policy: str, chunk: int) -
     ran = drive(engine, replace(engine.describe(), max_step_tokens=chunk), policy, requests)
     assert ran.tokens == expected
     assert ran.largest == chunk
+
+
+def test_log_probabilities_of_results_that_were_lost_are_computed_again(engine: Engine) -> None:
+    """The connection breaks every third step, in prefills and decodes, with two results on their way; the same
+    scheduler goes on."""
+    asking = Sampling(temperature=0.8, seed=3, num_logprobs=1, num_prompt_logprobs=0, frequency_penalty=0.5)
+    requests = [Request(key, tuple([key, *PROMPT][:40]), asking, 0.0, max_tokens=24) for key in range(3)]
+    requests += [Request(key, tuple([key, *PROMPT][:40]), GREEDY, 0.0, max_tokens=24) for key in range(3, 5)]
+    info = replace(engine.describe(), max_step_tokens=33)
+    alone = [drive(engine, info, "fcfs", [each]) for each in requests]
+    ran = drive(engine, info, "fcfs", requests, break_every=3)
+    assert ran.seen["broken"] > 5
+    for each, other in zip(requests, alone, strict=True):
+        assert ran.tokens[each.sequence_id] == other.tokens[each.sequence_id]
+        assert ran.scores.get(each.sequence_id) == other.scores.get(each.sequence_id)
+
+
+@pytest.mark.parametrize("kind", ["engine", "native_engine"])
+def test_log_probabilities_come_once_for_every_token_whatever_happens(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    """Beside others that share prefixes and are preempted; each has the numbers that it has alone."""
+    engine: Engine = request.getfixturevalue(kind)
+    chance = random.Random(9)
+    requests = [
+        replace(
+            each,
+            max_tokens=70,
+            sampling=replace(
+                each.sampling,
+                num_logprobs=chance.choice([None, 0, 3]),
+                num_prompt_logprobs=chance.choice([None, 0, 2]),
+                presence_penalty=chance.choice([0.0, 1.0]),
+            ),
+        )
+        for each in load(chance)[:10]
+    ]
+    alone = [drive(engine, engine.describe(), "fcfs", [each]) for each in requests]
+    ran = drive(engine, replace(engine.describe(), max_step_tokens=33), "fcfs", requests)
+    assert min(ran.seen["preempted"], ran.seen["copied"]) > 0, ran.seen
+    for each, other in zip(requests, alone, strict=True):
+        key, sampling = each.sequence_id, each.sampling
+        assert ran.tokens[key] == other.tokens[key]
+        assert ran.scores.get(key, []) == other.scores.get(key, [])
+        in_prompt = 0 if sampling.num_prompt_logprobs is None else len(each.prompt) - 1
+        in_answer = 0 if sampling.num_logprobs is None else len(ran.tokens[key])
+        assert len(ran.scores.get(key, [])) == in_prompt + in_answer

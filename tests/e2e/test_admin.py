@@ -247,6 +247,25 @@ def test_operators_need_the_token(counting: Path, tmp_path: Path) -> None:
         assert "* priority" in done.stdout
 
 
+def test_the_token_is_made_where_there_is_none(counting: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "run" / "token"
+    with running_bus(counting, tmp_path / "bus", scheduler=("--admin-token-file", str(secret))) as bus:
+        assert secret.stat().st_mode & 0o777 == 0o600
+        environment = _with({"CITYBUS_ADMIN_TOKEN_FILE": str(secret)})
+        address = ("--admin-address", bus.scheduler.facts["admin_listen"])
+        assert "* fcfs" in citybus("policy", "list", *address, environment=environment).stdout
+        assert "UNAUTHENTICATED" in citybus("policy", "list", *address, environment=_with({})).stderr
+
+
+def test_a_scheduler_does_not_keep_a_token_in_its_environment(counting: Path) -> None:
+    command = [sys.executable, "-m", "scheduler_svc", "--model", str(counting), "--listen", "127.0.0.1:0"]
+    environment = _with({"CITYBUS_ADMIN_TOKEN": "open sesame"})
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "CITYBUS_ADMIN_TOKEN is for operators' commands: set --admin-token-file" in done.stderr
+    assert "sesame" not in done.stderr
+
+
 def _with(extra: dict[str, str]) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key != "CITYBUS_ADMIN_TOKEN"} | extra
 

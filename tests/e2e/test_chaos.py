@@ -13,7 +13,7 @@ import pytest
 
 from citybus import AsyncClient, Cancelled, Client, Unavailable
 from citybus.async_stream import AsyncStream
-from citybus.messages import RequestOptions
+from citybus.requests import RequestOptions
 from tests.e2e.plan_log import journeys
 from tests.harness import Bus, canary, running_bus
 

@@ -23,9 +23,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from citybus import AsyncClient, Client, Completion
 from citybus.admin.v1 import admin_pb2, admin_pb2_grpc
-from citybus.messages import RequestOptions
 from citybus.processes import child_command
 from citybus.reconnect import BROKEN
+from citybus.requests import RequestOptions
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc
 from tests.checkpoints import write_tiny

@@ -14,7 +14,7 @@ import pytest
 from citybus import AsyncClient
 from citybus.admin.v1 import admin_pb2 as pb
 from citybus.admin.v1 import admin_pb2_grpc
-from citybus.messages import RequestOptions
+from citybus.requests import RequestOptions
 from tests.harness import Bus, running_bus, wait_until
 
 SEATS = 256

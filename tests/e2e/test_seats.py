@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from citybus import Client, FinishReason
-from citybus.messages import RequestOptions
+from citybus.requests import RequestOptions
 from tests.e2e.plan_log import journeys, rows
 from tests.harness import Bus, running_bus, wait_until
 

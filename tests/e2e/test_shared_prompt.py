@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from citybus import Client, Stream
-from citybus.messages import RequestOptions
+from citybus.requests import RequestOptions
 from tests.checkpoints import write_tiny
 from tests.e2e.plan_log import journeys
 from tests.harness import Bus, running_bus, wait_until

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from citybus import Client, Finish, FinishReason
+from citybus.v1 import generation_pb2 as pb
+from citybus.v1 import generation_pb2_grpc
 from tests.harness import Bus, canary, running_bus
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
@@ -56,6 +60,36 @@ def test_a_queued_request_ends_without_having_boarded(one_seat: Bus) -> None:
         assert len(one_seat.resident()) == 1
         assert next(sitting).token_ids
     one_seat.wait_idle()
+
+
+def test_a_request_ends_in_the_middle_of_its_prefill(one_seat: Bus) -> None:
+    with Client(one_seat.address) as client:
+        expected = canary(client).token_ids
+        one_seat.executor.send(signal.SIGSTOP)  # the plans with its first chunks are on their way, and stay so
+        try:
+            answer = client.complete(token_ids=list(range(256)) * 16, time_limit_ms=500, **GREEDY)
+        finally:
+            one_seat.executor.send(signal.SIGCONT)
+        check(answer.finish, 500)
+        assert answer.token_ids == ()
+        assert answer.finish.timings.queued_ms < answer.finish.timings.total_ms, "it had boarded"
+        canary(client, expected)
+    one_seat.wait_idle()
+
+
+def test_a_request_that_nobody_reads_ends_too(one_seat: Bus) -> None:
+    with grpc.insecure_channel(one_seat.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        prompt, sampling = pb.TokenPrompt(ids=[7]), pb.SamplingParams(temperature=0)
+        request = pb.GenerateRequest(tokens=prompt, sampling=sampling, request_id="left", time_limit_ms=1000)
+        request.reconnect_grace_ms = 60_000
+        call = stub.Generate(request)
+        next(call)
+        call.cancel()
+        (*_, last) = stub.Attach(pb.AttachRequest(request_id="left"), timeout=30)
+        assert last.finish.reason == pb.FINISH_REASON_DEADLINE
+        assert 1000 <= last.finish.timings.total_ms < 1000 + MARGIN_MS
+        one_seat.wait_idle()
 
 
 def test_a_request_ends_while_the_executor_is_away(one_seat: Bus) -> None:

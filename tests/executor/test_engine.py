@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,14 @@ def test_results_are_in_the_order_of_the_plan(engine: Engine) -> None:
     )
     assert [token.sequence_id for token in result.sampled] == [9, 1, 5, 2]
     assert result.execute_ns > 0 and result.idle_ns > 0
+
+
+def test_a_result_says_how_long_there_was_no_plan(engine: Engine) -> None:
+    session = Session(engine)
+    session.step(new_sequences=(new(1, 0, 1),))
+    time.sleep(0.05)
+    result = session.step(scheduled=(ScheduledSequence(1, 1),))
+    assert result.idle_ns >= 50_000_000
 
 
 def test_a_failing_forward_drops_the_rows_of_its_step_only(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

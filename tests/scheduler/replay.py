@@ -166,7 +166,17 @@ def _info(facts: Event) -> ExecutorInfo:
 
 
 def _request_text(request: Request) -> Event:
-    return {**dataclasses.asdict(request), "stop_token_ids": sorted(request.stop_token_ids)}
+    facts = dataclasses.asdict(request)
+    return {**facts, "sampling": _sampling_text(request.sampling), "stop_token_ids": sorted(request.stop_token_ids)}
+
+
+def _sampling_text(sampling: Sampling) -> Event:
+    """Newer fields only where they say something, so that older records stay as they are."""
+    always = ("temperature", "top_p", "top_k", "min_p", "seed")
+    usual = dataclasses.asdict(Sampling())
+    return {
+        name: value for name, value in dataclasses.asdict(sampling).items() if name in always or value != usual[name]
+    }
 
 
 def _request(facts: Event) -> Request:

@@ -30,7 +30,8 @@ def test_a_ride_that_is_kept_for_late_readers_does_not_keep_its_prompt(tmp_path:
     def ride(number: int) -> Ride:
         message = pb.GenerateRequest(text="x" * 100_000, reconnect_grace_ms=1000)
         call, prompt = validate_generate(message, INFO), tuple(range(1000, 101_000))
-        return acceptance.accept(message, call, prompt, sequence_id=number, arrival=0.0).ride
+        accepted = acceptance.accept(message, call, prompt, sequence_id=number, arrival=0.0, vocab_size=INFO.vocab_size)
+        return accepted.ride
 
     ride(0)
     gc.collect()

@@ -36,10 +36,13 @@ INVALID, UNAVAILABLE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAIL
 class Bus:
     """The service, a client of it, and what is behind."""
 
-    def __init__(self, loop: ScriptedLoop, stub: Any, registry: CollectorRegistry, address: str) -> None:
+    def __init__(
+        self, loop: ScriptedLoop, stub: Any, registry: CollectorRegistry, address: str, encoder: PromptEncoder
+    ) -> None:
         self.loop = loop
         self.stub = stub
         self.address = address
+        self.encoder = encoder
         self._registry = registry
 
     def metric(self, name: str, **labels: str) -> float | None:
@@ -85,14 +88,14 @@ def start(tmp_path: Path) -> Start:
         loop = ScriptedLoop(script, ending)
         metrics, clock = SchedulerMetrics(registry), options.get("clock", time.monotonic)
         acceptance = Acceptance(encoder, files.eos_token_ids, metrics, options.pop("max_time_s", None), clock)
-        journal = options.pop("journal", NoJournal())
+        journal, doorkeepers = options.pop("journal", NoJournal()), options.pop("interceptors", ())
         servicer = GenerationServicer(loop, encoder, acceptance, journal, metrics, **options)
-        server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+        server = grpc.aio.server(interceptors=[ErrorInterceptor(), *doorkeepers])
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         async with grpc.aio.insecure_channel(address) as channel:
-            yield Bus(loop, generation_pb2_grpc.GenerationServiceStub(channel), registry, address)
+            yield Bus(loop, generation_pb2_grpc.GenerationServiceStub(channel), registry, address, encoder)
         await server.stop(None)
         encoder.close()
 

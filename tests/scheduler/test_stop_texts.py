@@ -69,3 +69,23 @@ def test_holds_back_no_more_than_a_beginning_of_a_stop(stops: list[str], pieces:
             return
         held = watcher.flush()
         assert held == "" or any(stop.startswith(held) for stop in stops)
+
+
+def test_a_stop_text_that_is_included_belongs_to_the_answer() -> None:
+    stops = StopTexts(["cd", "bcd"], include=True)
+    assert stops.feed("ab") == ("a", None)
+    assert stops.feed("cde") == ("bcd", "bcd")
+
+
+def test_a_stop_text_that_does_not_count_yet_stays_in_the_answer() -> None:
+    stops = StopTexts(["ab"])
+    assert stops.feed("xab", counts=False) == ("x", None)
+    assert stops.feed("yab", counts=False) == ("aby", None)
+    assert stops.feed("a") == ("ab", None)
+    assert stops.feed("b") == ("", "ab")
+
+
+def test_a_stop_text_that_is_complete_when_it_counts_may_have_begun_before() -> None:
+    stops = StopTexts(["abc"])
+    assert stops.feed("xab", counts=False) == ("x", None)
+    assert stops.feed("c") == ("", "abc")

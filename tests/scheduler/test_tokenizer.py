@@ -199,3 +199,16 @@ def test_ids_that_the_tokenizer_lacks_give_no_text() -> None:
     tokens = tokenizer(backend)
     assert backend.id_to_token(size) is not None
     assert tokens.token_bytes.join(range(size, size + 20)) == b""
+
+
+def test_spellings_of_a_word_at_its_start_and_inside_of_others() -> None:
+    of_bytes = tokenizer(byte_level())
+    th, the, the_after_space = (of_bytes.encode_text(text, 9)[1:] for text in ("th", "the", " the"))
+    assert of_bytes.spellings("the") == [tuple(the), tuple(the_after_space)]
+    assert of_bytes.spellings("th")[0] == tuple(th)
+    pieces = tokenizer(sentencepiece())
+    inside, at_start = ([pieces.token_bytes.join(ids) for ids in pieces.spellings(word)] for word in ("lo", " lo"))
+    assert set(inside) == {b" lo", b"  lo", b"lo"}, "with the space that a word begins with, and without"
+    assert b" lo" in at_start
+    control = tokenizer(sentencepiece(), frozenset({2})).spellings("</s>")
+    assert all(2 not in ids for ids in control)

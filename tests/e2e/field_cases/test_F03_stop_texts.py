@@ -53,3 +53,38 @@ def test_F03_held_text_is_flushed_when_the_limit_cuts_a_possible_match(chain_fie
     assert "".join(deltas) == whole.text == "ABCDEFG"[:max_tokens]
     assert whole.finish.reason is FinishReason.LENGTH
     assert whole.finish.usage.completion_tokens == max_tokens
+
+
+def test_F03_stop_that_is_included_is_shown_and_nothing_after_it(chain_field: Field) -> None:
+    answer = chain_field.client.complete("@", temperature=0, stop=["DEFG", "CD"], include_stop=True)
+    assert (answer.text, answer.finish.stop_text, len(answer.token_ids)) == ("ABCD", "CD", 4)
+
+
+def test_F03_stop_token_that_is_included_is_shown_where_it_has_text(chain_field: Field) -> None:
+    stop_at_d: dict[str, Any] = {"temperature": 0, "stop_token_ids": [ord("D")]}
+    hidden = chain_field.client.complete("@", **stop_at_d)
+    shown = chain_field.client.complete("@", include_stop=True, **stop_at_d)
+    assert (hidden.text, shown.text) == ("ABC", "ABCD")
+    assert hidden.token_ids == shown.token_ids and shown.finish.stop_token_id == ord("D")
+    ended = chain_field.client.complete("!", temperature=0, include_stop=True)
+    assert ended.text == "hi", "a special token has no text"
+    special = chain_field.client.complete("!", temperature=0, include_stop=True, skip_special_tokens=False)
+    assert special.text == "hi<|eos|>"
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "stop", "text"),
+    [
+        (0, ["BC"], "A"),
+        (3, ["BC"], "A"),
+        (4, ["BC"], "ABCDEFG"),
+        (4, ["BC", "E"], "ABCD"),
+        (4, ["CD"], "AB"),
+        (7, ["G", "A"], "ABCDEF"),
+    ],
+)
+def test_F03_stop_that_is_complete_too_early_does_not_count(
+    chain_field: Field, min_tokens: int, stop: list[str], text: str
+) -> None:
+    deltas = [delta.text for delta in chain_field.client.generate("@", temperature=0, stop=stop, min_tokens=min_tokens)]
+    assert "".join(deltas) == text

@@ -44,9 +44,9 @@ def test_F06_beside_seven_seeded_neighbours(tiny_field: Field) -> None:
     assert [beside(tiny_field, *neighbours).token_ids for _ in range(RUNS)] == [alone] * RUNS
 
 
-def test_F06_beside_a_neighbour_with_filters(tiny_field: Field) -> None:
+def test_F06_beside_a_neighbour_with_filters_and_penalties(tiny_field: Field) -> None:
     alone = tiny_field.reference(PROMPT, TOKENS, **SEEDED)
-    filters = FREE | {"top_k": 5, "top_p": 0.7, "min_p": 0.1}
+    filters = FREE | {"top_k": 5, "top_p": 0.7, "repetition_penalty": 1.5, "presence_penalty": 1.0, "logprobs": 3}
     assert [beside(tiny_field, filters).token_ids for _ in range(RUNS)] == [alone] * RUNS
 
 

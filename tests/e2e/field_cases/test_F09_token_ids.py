@@ -59,3 +59,28 @@ def test_F09_id_that_is_a_fraction_on_the_wire_is_no_id(tiny_field: Field) -> No
     fixed64 = varint(1 << 3 | 1) + bytes(8)  # protobuf: a field of another type is an unknown one
     with status(grpc.StatusCode.INVALID_ARGUMENT, "tokens", "empty"):
         send(tiny_field.bus.address, field(5, fixed64))
+
+
+@pytest.mark.parametrize("value", [-1, 2**32, 2**63, "abc", 1.5])
+@pytest.mark.parametrize("name", ["allowed_token_ids", "banned_token_ids", "logit_bias"])
+def test_F09_what_is_no_id_of_a_list_does_not_leave_the_client(tiny_field: Field, name: str, value: object) -> None:
+    options: dict[str, Any] = {"token_ids": PROMPT, name: {value: 1.0} if name == "logit_bias" else [value]}
+    with pytest.raises((ValueError, TypeError), match=f"^{name}: "):
+        tiny_field.client.generate(**options)
+
+
+def test_F09_ids_of_every_list_are_bounded_where_they_are_used(tiny_field: Field) -> None:
+    """With min_tokens all of them are used at once, beside a neighbour that gets its tokens."""
+    reference = tiny_field.reference(PROMPT, 120, **SEEDED)
+    lists: dict[str, Any] = {"logit_bias": {VOCAB_SIZE - 1: 5.0}, "banned_token_ids": [VOCAB_SIZE - 2]}
+    ends: dict[str, Any] = {"stop_token_ids": [VOCAB_SIZE - 1], "min_tokens": 2}
+    neighbour = tiny_field.start(PROMPT, 120, **SEEDED)
+    neighbour.read_some(1)
+    answer = tiny_field.ask(PROMPT, 8, logprobs=20, **lists, **ends)
+    for outside in OUTSIDE:
+        for name in ("logit_bias", "allowed_token_ids", "banned_token_ids"):
+            given = {outside: 1.0} if name == "logit_bias" else [1, outside]
+            with pytest.raises(InvalidRequest, match=rf"^sampling\.{name}: {outside} is over {VOCAB_SIZE - 1}"):
+                tiny_field.ask(PROMPT, 4, **{name: given}, **ends)
+    assert len(answer.token_ids) >= 2
+    assert neighbour.read().token_ids == reference

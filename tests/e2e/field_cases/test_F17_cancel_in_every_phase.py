@@ -11,9 +11,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import grpc
 import pytest
 
-from citybus import Cancelled
+from citybus import Cancelled, FinishReason
+from citybus.v1 import generation_pb2 as pb
+from citybus.v1 import generation_pb2_grpc
 from tests.e2e.field_cases.field import GREEDY, Field, Ride
 from tests.harness import wait_until
 
@@ -126,6 +129,22 @@ def test_F17_cancel_while_preempted(tight_field: Field, after_s: float) -> None:
     assert [ride.read().token_ids for ride in rides[:5]] == references
     with pytest.raises(Cancelled):
         rides[-1].read()
+
+
+def test_F17_cancel_while_queued(tight_field: Field) -> None:
+    """By another client than the one that waits, which is told how it ended."""
+    reference = tight_field.reference(VICTIM, OUTPUT)
+    with tight_field.paused():
+        seated = [tight_field.start([seat, 1, 2], 30) for seat in range(6)]
+        queued = tight_field.start(VICTIM, OUTPUT, request_id="queued")
+        wait_until(lambda: tight_field.bus.status().waiting >= 1, "somebody waits", 10)
+        with grpc.insecure_channel(tight_field.bus.address) as channel:
+            generation_pb2_grpc.GenerationServiceStub(channel).Cancel(pb.CancelRequest(request_id="queued"), timeout=10)
+        answer = queued.read()
+        assert answer.finish.reason is FinishReason.CANCELLED
+        assert answer.token_ids == ()
+    assert all(len(ride.read().token_ids) == 30 for ride in seated)
+    assert tight_field.ask(VICTIM, OUTPUT).token_ids == reference
 
 
 def test_F17_late_cancel_does_nothing(tight_field: Field) -> None:

@@ -1,50 +1,58 @@
-"""The model of a request is compared with one name, and is never a path, a label or a line of the log."""
+"""A name that a client or an operator sends is looked up, and is never a path."""
 
 from __future__ import annotations
-
-import urllib.request
 
 import grpc
 import pytest
 
+from citybus import Client, NotFound
+from citybus.admin.v1 import admin_pb2, admin_pb2_grpc
 from citybus.v1 import generation_pb2 as pb
 from tests.e2e.field_cases.field import Field
 from tests.e2e.field_cases.wire import send, status
 
-COUNT_TOKENS = "/citybus.v1.GenerationService/CountTokens"
-NAMES = {
-    "up": "../../etc/passwd",
-    "absolute": "/etc",
-    "inside": "a/../../b",
-    "encoded": "%2e%2e%2f",
-    "backslashes": "..\\..",
-    "dot": "./tiny",
-    "nul": "tiny\0",
-    "newline": "tiny\nlevel=error forged",
-    "blank": " tiny",
-    "case": "TINY",
-    "hub": "meta-llama/Llama-3.2-1B",
-    "url": "https://example.org/model",
-    "1 MB": "../" * 350_000,
-}
+NAMES = (
+    "../../etc/passwd",
+    "/etc",
+    "a/../../b",
+    "%2e%2e%2f",
+    "..\\..",
+    "tiny\0",
+    "tiny\n",
+    "./tiny",
+    "tiny/",
+    "org/a-model-of-a-hub",
+    "Marker-" + "x" * 1_000_000,
+)
 
 
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_F60_name_of_no_model_is_not_found_and_not_repeated(tiny_field: Field, name: str) -> None:
-    with status(grpc.StatusCode.NOT_FOUND, 'model: not served here; this server answers for "tiny"'):
-        send(tiny_field.bus.address, pb.GenerateRequest(model=name, text="x").SerializeToString())
-    with grpc.insecure_channel(tiny_field.bus.address) as channel, status(grpc.StatusCode.NOT_FOUND, '"tiny"'):
-        channel.unary_unary(COUNT_TOKENS)(pb.CountTokensRequest(model=name, text="x").SerializeToString(), timeout=30)
-    scheduler = tiny_field.bus.scheduler
-    with urllib.request.urlopen(f"http://127.0.0.1:{scheduler.facts['metrics_port']}/metrics", timeout=10) as response:
-        metrics = response.read().decode()
-    if name.strip().lower() != "tiny":
-        part = name.splitlines()[-1][:60]
-        assert part not in metrics
-        assert part not in scheduler.log.read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", NAMES, ids=[name[:10].encode("unicode_escape").decode() for name in NAMES])
+def test_F60_model_that_is_not_served(tiny_field: Field, name: str) -> None:
+    with Client(tiny_field.bus.address) as client:
+        for call in (lambda: client.complete("hi", model=name), lambda: client.count_tokens("hi", model=name)):
+            with pytest.raises(NotFound, match=r'^model: not served here; this server answers for "tiny"$'):
+                call()
+    for service in (tiny_field.bus.scheduler, tiny_field.bus.executor):
+        assert name not in service.log.read_text()
+    assert tiny_field.metric("request_failures_total", code="NOT_FOUND") >= 1
 
 
-@pytest.mark.parametrize("name", ["", "tiny"])
-def test_F60_its_own_name_or_none_is_the_served_model(tiny_field: Field, name: str) -> None:
-    request = pb.GenerateRequest(model=name, text="x", stopping=pb.StopParams(max_tokens=1, ignore_eos=True))
-    assert send(tiny_field.bus.address, request.SerializeToString())[-1].finish.usage.completion_tokens == 1
+def test_F60_empty_name_is_the_served_model(tiny_field: Field) -> None:
+    assert tiny_field.ask([1, 2, 3], 3, model="").token_ids == tiny_field.ask([1, 2, 3], 3, model="tiny").token_ids
+
+
+def test_F60_name_that_is_no_text(tiny_field: Field) -> None:
+    request = pb.GenerateRequest(text="hi", model="tiny").SerializeToString().replace(b"tiny", b"\xff\xfe/.")
+    with status(grpc.StatusCode.INVALID_ARGUMENT):
+        send(tiny_field.bus.address, request)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/etc/passwd", "os", "scheduler_svc.core.policy:Policy", "x" * 10_000]
+)
+def test_F60_policy_names_are_no_paths_either(tiny_field: Field, name: str) -> None:
+    with grpc.insecure_channel(tiny_field.bus.scheduler.facts["admin_listen"]) as channel:
+        stub = admin_pb2_grpc.AdminServiceStub(channel)
+        with status(grpc.StatusCode.NOT_FOUND):
+            stub.SetPolicy(admin_pb2.SetPolicyRequest(name=name), timeout=10)
+        assert stub.GetPolicy(admin_pb2.GetPolicyRequest(), timeout=10).name == "fcfs"

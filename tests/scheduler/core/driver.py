@@ -238,7 +238,7 @@ class Driver:
         asked, tokens, outcome = self.requests[sequence_id], self.tokens[sequence_id], self.outcomes[sequence_id]
         expected = self.reference(sequence_id)
         assert tuple(tokens) == expected[: len(tokens)], f"sequence {sequence_id} left REF"
-        stopped = bool(tokens) and tokens[-1] in asked.stop_token_ids
+        stopped = len(tokens) > asked.sampling.min_tokens and tokens[-1] in asked.stop_token_ids
         reason = self._ended_by_us.get(sequence_id)
         if reason is None:
             assert len(tokens) == len(expected)
@@ -263,7 +263,7 @@ class Driver:
         assert not drew or None not in times
 
     def reference(self, sequence_id: int) -> tuple[int, ...]:
-        """All of REF: up to the first stop token, or as far as it may go."""
+        """All of REF: up to the first stop token that counts, or as far as it may go."""
         asked = self.requests[sequence_id]
         output = reference_output(
             asked.prompt,
@@ -272,7 +272,8 @@ class Driver:
             self.executor.info.vocab_size,
             self.executor.script,
         )
-        ends = [index for index, token in enumerate(output) if token in asked.stop_token_ids]
+        least = asked.sampling.min_tokens
+        ends = [index for index, token in enumerate(output) if index >= least and token in asked.stop_token_ids]
         return output[: ends[0] + 1] if ends else output
 
     # Bookkeeping

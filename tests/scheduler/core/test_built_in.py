@@ -220,6 +220,9 @@ def test_fair_share_hands_on_its_counters_and_forgets_the_lowest_of_too_many() -
     policy = FairShare()
     policy.charge([Charge(view(1, tenant="a"), 10), Charge(view(2, tenant="b"), 1, 1)], 0.0)
     assert policy.export_state() == {"served": {"a": 10.0, "b": 2.0}}
+    mixed = [Charge(view(3, tenant="a"), 7, 1), Charge(view(4, tenant="a"), 1, 1), Charge(view(5, tenant="b"), 4)]
+    policy.charge(mixed, 0.0)
+    assert policy.export_state() == {"served": {"a": 10.0 + 6 + 2 + 2, "b": 2.0 + 4}}, "prompt tokens 1, output 2"
     policy.import_state({"served": {f"t{number}": float(number) for number in range(3 * MAX_TENANTS)}})
     list(policy.admission_order([view(1, tenant="t5")], STEP, 0.0))
     served = policy.export_state()["served"]

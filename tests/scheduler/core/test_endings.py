@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.step import SampledToken, StepResult
+from common.step import SampledToken, Sampling, StepResult
 from scheduler_svc.core.request import FinishReason, WrongResult
 from tests.fakes import INFO
 from tests.scheduler.core.driver import SMALL, Driver, request
@@ -55,6 +55,17 @@ def test_a_stop_in_the_text_keeps_only_the_tokens_that_belong_to_it() -> None:
     assert driver.outcomes[1].num_output_tokens == 5
     assert driver.scheduler.totals.generated_tokens == 5
     driver.drain()
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1, 2, 5])
+def test_a_stop_token_ends_only_what_is_longer_than_min_tokens(min_tokens: int) -> None:
+    """An executor would not draw it before; the scheduler's rule is the same."""
+    driver = Driver(SMALL, script=lambda tokens, index: 9)
+    sampling = Sampling(temperature=0.0, min_tokens=min_tokens, end_token_ids=(9,))
+    driver.add(request(1, [1, 2], sampling=sampling, stop_token_ids=frozenset({9}), max_tokens=20))
+    driver.drain()
+    assert (driver.outcomes[1].reason, driver.outcomes[1].stop_token_id) == (FinishReason.STOP, 9)
+    assert driver.tokens[1] == [9] * (min_tokens + 1)
 
 
 def test_a_token_drawn_after_the_end_is_dropped() -> None:

@@ -1,0 +1,164 @@
+"""What each tenant may have at once, and in a minute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from common.errors import Exhausted
+from scheduler_svc.token_bucket import TokenBucket
+
+_RETRY_AFTER_S = 1.0
+_FIRST_SWEEP = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one tenant; None is no limit.
+
+    A request is queued until its first token. Tokens of a minute are those of prompts, used when the request is
+    accepted, and those of answers.
+    """
+
+    max_requests: int | None = None
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+    tokens_per_minute: int | None = None
+
+
+@dataclass(slots=True)
+class Account:
+    """What a tenant has now, its queued prompts in tokens."""
+
+    limits: Limits
+    bucket: TokenBucket
+    requests: int = 0
+    queued: int = 0
+    queued_tokens: int = 0
+
+    def check_seat(self) -> None:
+        """Raise `Exhausted` where one request more is too many."""
+        _check("max_requests", "requests", self.requests, self.limits.max_requests)
+        _check("max_queued_requests", "queued requests", self.queued, self.limits.max_queued_requests)
+        self.bucket.check(1)
+
+    def check_prompt(self, num_tokens: int) -> None:
+        """Raise `Exhausted` where a prompt is more than may be queued or used now."""
+        most = self.limits.max_queued_tokens
+        if most is not None and self.queued_tokens + num_tokens > most:
+            raise Exhausted(
+                f"the prompt has {num_tokens} tokens, and the tenant has {self.queued_tokens} in the queue, where it"
+                f" may have {most} (max_queued_tokens)",
+                retry_after_s=_RETRY_AFTER_S if num_tokens <= most else None,
+            )
+        self.bucket.check(num_tokens)
+
+
+class Seat:
+    """What one request takes of its tenant's limits, from its arrival to its end."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._num_prompt = 0
+        self._num_output = 0
+        self._queued, self._ended = True, False
+        account.requests += 1
+        account.queued += 1
+
+    def accept(self, num_prompt_tokens: int) -> None:
+        """Its prompt is known and goes into the queue. Raises `Exhausted` where that is too much."""
+        self._account.check_prompt(num_prompt_tokens)
+        self.restore(num_prompt_tokens, 0)
+
+    def restore(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """It was accepted and has this many tokens, whatever the limits are."""
+        self._num_prompt = num_prompt_tokens
+        self._account.queued_tokens += num_prompt_tokens
+        self._account.bucket.take(num_prompt_tokens)
+        self.add_output(num_output_tokens)
+
+    def add_output(self, num_tokens: int) -> None:
+        """Its answer has this many tokens more."""
+        if num_tokens > 0:
+            self._leave_queue()
+            self._num_output += num_tokens
+            self._account.bucket.take(num_tokens)
+
+    def end(self, num_output_tokens: int | None = None) -> None:
+        """It takes nothing any more; without effect where it has ended.
+
+        `num_output_tokens` are what is in its answer, where that is known: what came after a stop text is not.
+        """
+        if not self._ended:
+            self._ended = True
+            self._leave_queue()
+            self._account.requests -= 1
+            if num_output_tokens is not None:
+                self._account.bucket.take(num_output_tokens - self._num_output)
+
+    def give_up(self) -> None:
+        """It is not accepted after all, and has cost nothing."""
+        if not self._ended:
+            self._account.bucket.take(-self._num_prompt)
+            self.end()
+
+    def _leave_queue(self) -> None:
+        if self._queued:
+            self._queued = False
+            self._account.queued -= 1
+            self._account.queued_tokens -= self._num_prompt
+
+
+class Quotas:
+    """Counts for every tenant. `limits_of` gives the limits that a new request meets, `clock` seconds."""
+
+    def __init__(self, limits_of: Callable[[str], Limits], clock: Callable[[], float]) -> None:
+        self._limits_of = limits_of
+        self._clock = clock
+        self._accounts: dict[str, Account] = {}
+        self._sweep_at = _FIRST_SWEEP
+
+    @contextmanager
+    def seat(self, tenant: str) -> Iterator[Seat]:
+        """A seat for a new request, given up where the `with` block raises. Raises `Exhausted`."""
+        account = self.account(tenant)
+        account.check_seat()
+        seat = Seat(account)
+        try:
+            yield seat
+        except BaseException:
+            seat.give_up()
+            raise
+
+    def restored_seat(self, tenant: str, num_prompt_tokens: int, num_output_tokens: int) -> Seat:
+        """A seat for a request that another process has accepted."""
+        seat = Seat(self.account(tenant))
+        seat.restore(num_prompt_tokens, num_output_tokens)
+        return seat
+
+    def account(self, tenant: str) -> Account:
+        """What `tenant` has, with its limits as they are now."""
+        limits = self._limits_of(tenant)
+        account = self._accounts.get(tenant)
+        if account is None:
+            self._sweep()
+            account = self._accounts[tenant] = Account(limits, TokenBucket(limits.tokens_per_minute, self._clock))
+        account.limits = limits
+        account.bucket.set_limit(limits.tokens_per_minute)
+        return account
+
+    def _sweep(self) -> None:
+        """Forget, now and then, who has nothing: without keys, tenants are as many as clients think of."""
+        if len(self._accounts) >= self._sweep_at:
+            kept = {name: one for name, one in self._accounts.items() if one.requests or one.bucket.used}
+            self._accounts = kept
+            self._sweep_at = max(_FIRST_SWEEP, 2 * len(kept))
+
+
+def _check(name: str, what: str, has: int, most: int | None) -> None:
+    if most is not None and has >= most:
+        raise Exhausted(
+            f"the tenant has {has} {what}, and may have {most} at once ({name}); try again later",
+            retry_after_s=_RETRY_AFTER_S if most else None,
+        )

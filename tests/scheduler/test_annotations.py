@@ -1,0 +1,116 @@
+"""What a reader is told besides the tokens: in order, in time, and packed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from common.step import TokenLogprobs
+from scheduler_svc.annotations import Annotations, Asked
+from scheduler_svc.core.request import FinishReason, Outcome, SequenceUpdate
+from scheduler_svc.core.scoring import Scored
+from scheduler_svc.detokenizer import Detokenizer
+from scheduler_svc.output_stream import Delta, OutputObserver, OutputStream
+from scheduler_svc.responses import parts_of, response_of
+from scheduler_svc.rides import MAX_ANNOTATED, Ride, Rides
+from tests.scheduler.test_output_stream import BYTES, Counter
+
+PROMPT = (7, 8, 9)
+ALL = Asked(logprobs=True, prompt_logprobs=True, echo="ab")
+
+
+def score(position: int, num_top: int = 2) -> TokenLogprobs:
+    return TokenLogprobs(
+        -0.5 * position, position + 1, tuple(range(num_top)), tuple(-1.0 * top for top in range(num_top))
+    )
+
+
+def take(annotations: Annotations, first: int, count: int, num_top: int = 2) -> None:
+    scores = tuple(score(position, num_top) for position in range(first, first + count))
+    annotations.take(SequenceUpdate(1, 0, (), scored=Scored(first, scores)))
+
+
+async def test_a_reader_waits_for_what_belongs_to_its_tokens() -> None:
+    annotations = Annotations(ALL, PROMPT)
+    known = asyncio.create_task(annotations.known(range(2)))
+    for first in range(1, 5):
+        await asyncio.sleep(0)
+        assert not known.done()
+        take(annotations, first, 1, num_top=first % 3)
+    assert await known
+    assert annotations.of_tokens(range(2)) == [score(3, 0), score(4, 1)]
+    notes = annotations.of_prompt()
+    assert notes is not None
+    assert (list(notes.token_ids), notes.text, list(notes.scores)) == (
+        [7, 8, 9],
+        "ab",
+        [None, score(1, 1), score(2, 2)],
+    )
+
+
+async def test_a_reader_of_the_end_of_an_answer_does_not_wait_for_the_prompt() -> None:
+    annotations = Annotations(Asked(logprobs=False, prompt_logprobs=True, echo=None), PROMPT)
+    assert await annotations.known(range(4, 9))
+    waiting = asyncio.create_task(annotations.known(range(4)))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    annotations.end()
+    assert not await waiting
+    assert annotations.of_tokens(range(4)) == []
+
+
+async def test_what_does_not_follow_what_is_there_is_left_out() -> None:
+    annotations = Annotations(Asked(logprobs=True, prompt_logprobs=False, echo=None), PROMPT)
+    take(annotations, 4, 1)
+    take(annotations, 3, 1)
+    take(annotations, 3, 1)
+    assert annotations.of_tokens(range(2)) == [score(3), None]
+    assert annotations.of_prompt() is None
+    annotations.forget()
+    assert annotations.of_tokens(range(2)) == [None, None]
+
+
+async def test_messages_say_what_is_known_and_what_is_not() -> None:
+    annotations = Annotations(ALL, PROMPT)
+    take(annotations, 1, 3)
+    message = response_of(Delta(0, [4, 5], "x"), annotations)
+    known, unknown = message.logprobs
+    assert (known.logprob, known.rank, list(known.top_ids), list(known.top_logprobs)) == (-1.5, 4, [0, 1], [0.0, -1.0])
+    assert not unknown.HasField("logprob")
+    assert [each.HasField("logprob") for each in message.prompt.logprobs] == [False, True, True]
+    assert not response_of(Delta(1, [5], "x"), annotations).HasField("prompt")
+    assert not response_of(Delta(0, [4], "x"), None).HasField("prompt")
+
+
+def test_only_the_message_with_a_long_prompt_is_large() -> None:
+    for length, large in ((1024, False), (1025, True)):
+        assert Annotations(ALL, range(length)).is_large(range(3)) is large
+        assert not Annotations(ALL, range(length)).is_large(range(1, 3))
+        assert not Annotations(Asked(logprobs=True, prompt_logprobs=False, echo=""), range(length)).is_large(range(3))
+
+
+def test_a_large_delta_in_parts() -> None:
+    assert list(parts_of(Delta(3, [1, 2, 3, 4, 5], "abc", None, "c"), 2)) == [
+        Delta(3, [1, 2], ""),
+        Delta(5, [3, 4], ""),
+        Delta(7, [5], "abc", None, "c"),
+    ]
+    for whole in (Delta(0, [], "x"), Delta(0, [1, 2], "x")):
+        assert list(parts_of(whole, 2)) == [whole]
+
+
+async def test_of_ended_requests_only_the_last_keep_their_log_probabilities() -> None:
+    rides = Rides(2 * MAX_ANNOTATED, lambda sequence_id: None)
+    ended = [
+        Annotations(Asked(logprobs=True, prompt_logprobs=False, echo=None), PROMPT) for _ in range(MAX_ANNOTATED + 1)
+    ]
+    for number, each in enumerate(ended):
+        ride = Ride(("", str(number)), number, b"", 1.0, None, make_stream, Counter(), each)
+        rides.add(ride)
+        outcome = Outcome(FinishReason.LENGTH, 3, 1, 0, 0, 0.1, 0.2, 0.5)
+        ride.push(SequenceUpdate(number, 0, (5,), outcome, scored=Scored(3, (score(3),))))
+        assert await each.known(range(1))
+    assert [each.of_tokens(range(1)) for each in ended] == [[None], *[[score(3)]] * MAX_ANNOTATED]
+
+
+def make_stream(observer: OutputObserver, first_index: int) -> OutputStream:
+    return OutputStream(Detokenizer(BYTES, (), frozenset()), (), observer, first_index)

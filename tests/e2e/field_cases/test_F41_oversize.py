@@ -164,4 +164,4 @@ def test_F41_memory_does_not_grow_from_attack_to_attack(tiny_field: Field, megab
         with pytest.raises(grpc.RpcError):
             send(tiny_field.bus.address, request)
         sizes.append(resident_bytes(scheduler))
-    assert max(sizes[4:]) - max(sizes[:4]) < megabytes * MB
+    assert max(sizes[4:]) - max(sizes[:4]) < 2 * megabytes * MB, "kept, four messages take three times as much each"

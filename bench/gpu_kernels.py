@@ -42,6 +42,8 @@ class Attention:
     pools: torch.Tensor
     batch: PagedBatch
     sizes: Sizes
+    window: int | None = None
+    soft_cap: float | None = None
 
     @staticmethod
     def random(sizes: Sizes, counts: list[int], lengths: list[int], dtype: torch.dtype, device: str) -> Attention:
@@ -67,6 +69,8 @@ class Attention:
             num_heads=self.sizes.heads,
             num_kv_heads=self.sizes.kv_heads,
             head_dim=self.sizes.head_dim,
+            window=self.window,
+            soft_cap=self.soft_cap,
         )
 
     def run(self, kernels: Kernels) -> torch.Tensor:
@@ -115,6 +119,8 @@ def _pairs(device: str, dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, tor
         attention = Attention.random(sizes, [1, 33, 1, 5], [1100, 70, 16, 530], dtype, device)
         wide = replace(attention, queries=attention.queries.float(), pools=attention.pools.float())
         pairs[f"paged_attention, {head_dim}"] = (attention.run(TRITON), wide.run(REFERENCE))
+    attention, wide = (replace(one, window=600, soft_cap=2.0) for one in (attention, wide))
+    pairs["paged_attention, 256, window and soft cap"] = (attention.run(TRITON), wide.run(REFERENCE))
     return pairs
 
 

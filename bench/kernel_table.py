@@ -46,8 +46,16 @@ LONG_TILES = "64 rows"
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """A variant of attention: what a token sees, and a cap on its scores."""
+
+    window: int | None = None
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a model that its kernels are compiled for."""
+    """The sizes of a model that its kernels are compiled for, and the variants of its attention."""
 
     name: str
     dtype: torch.dtype
@@ -57,12 +65,16 @@ class Shape:
     hidden: int
     intermediate: int
     vocab: int
+    limits: tuple[Limits, ...] = (Limits(),)
 
+
+ALL_LIMITS = (Limits(), Limits(window=4096), Limits(window=4096, soft_cap=50.0))
+"""One model has them all: Mistral 7B has the heads of Llama 8B."""
 
 SHAPES = (
     Shape("SmolLM2-135M, bfloat16", torch.bfloat16, 9, 3, 64, 576, 1536, 49152),
     Shape("Llama 1B, bfloat16", torch.bfloat16, 32, 8, 64, 2048, 8192, 128256),
-    Shape("Llama 8B, bfloat16", torch.bfloat16, 32, 8, 128, 4096, 14336, 128256),
+    Shape("Llama 8B, bfloat16", torch.bfloat16, 32, 8, 128, 4096, 14336, 128256, ALL_LIMITS),
     Shape("Llama 8B, float32", torch.float32, 32, 8, 128, 4096, 14336, 128256),
 )
 
@@ -102,7 +114,8 @@ def compiling(name: str) -> Iterator[list[tuple[str, Any]]]:
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         rows = f", {options['ROWS']} rows" if "ROWS" in options else ""
-        launches.append((f"{self.__name__.strip('_')}{rows}", kernel))
+        limits = ", window" * bool(options.get("WINDOW")) + ", soft cap" * bool(options.get("SOFT_CAP"))
+        launches.append((f"{self.__name__.strip('_')}{rows}{limits}", kernel))
         return kernel
 
     driver.set_active(Target(list(TARGETS).index(name), TARGETS[name]))
@@ -129,14 +142,18 @@ def launch_all(shape: Shape) -> None:
     heads = zeros(tokens, shape.heads + 2 * shape.kv_heads, shape.head_dim)
     slots = zeros(tokens, dtype=torch.int64)
     queries = TRITON.rotate_and_store(heads, angles, angles, pool, pool, slots)
-    plan = TRITON.plan_attention(
-        PagedBatch(zeros(2, 70, dtype=torch.int64), [SPLIT + 1, tokens - 1], [0, 1, tokens]),
-        block_size=BLOCK_SIZE,
-        num_heads=shape.heads,
-        num_kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-    )
-    TRITON.paged_attention(queries, pool, pool, plan)
+    batch = PagedBatch(zeros(2, 300, dtype=torch.int64), [9 * SPLIT, tokens - 1], [0, 1, tokens])
+    for limits in shape.limits:
+        plan = TRITON.plan_attention(
+            batch,
+            block_size=BLOCK_SIZE,
+            num_heads=shape.heads,
+            num_kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            window=limits.window,
+            soft_cap=limits.soft_cap,
+        )
+        TRITON.paged_attention(queries, pool, pool, plan)
     numbers, integers = zeros(3, dtype=torch.float64), zeros(3, dtype=torch.int64)
     draws = Draws(numbers, integers, numbers, numbers, integers, integers)
     TRITON.sample_tokens(zeros(3, shape.vocab, dtype=torch.float32), draws)
@@ -187,7 +204,8 @@ def render(measured: dict[tuple[str, str, str], Usage]) -> str:
         f"Written by `{COMMAND}` with Triton {triton.__version__}; `make kernels-table` makes it anew, on a machine",
         "that needs no GPU: these are the compilers' numbers. Registers are those of a thread (vector registers on",
         "gfx942), spills the bytes it keeps in memory for want of registers, shared memory is a program's, in bytes.",
-        "Of two variants of a kernel, the one that takes more is shown. Only prefill chunks have launches of 64 rows.",
+        "Of two variants of a kernel, the one that takes more is shown; attention with a window, and with a soft cap",
+        "besides, has rows of its own in one model. Only prefill chunks have launches of 64 rows.",
         "",
         "| target | model | kernel | registers | spills | shared memory |",
         "|---|---|---|---|---|---|",

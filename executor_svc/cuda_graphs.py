@@ -16,7 +16,7 @@ import torch
 
 from executor_svc.batch import Batch
 from executor_svc.kv_pool import KvPool
-from executor_svc.models.llama import Llama
+from executor_svc.models.llama import AttentionPlans, Llama
 from executor_svc.models.spec import ModelSpec
 from kernels.paged_attention import PagedBatch
 from kernels.triton.attention_plan import fits, fixed_plan, load_plan
@@ -36,10 +36,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A captured forward pass: its inputs, its plan, its logits, and what runs it."""
+    """A captured forward pass: its inputs, its plans, its logits, and what runs it."""
 
     batch: Batch
-    plan: Any
+    plans: AttentionPlans
     logits: torch.Tensor
     replay: Callable[[], None]
 
@@ -55,40 +55,45 @@ class GraphedModel:
         self._graphs: list[Graph] = []
         width = -(-max_model_len // pool.block_size)
         sizes = graph_sizes(min(max_sequences, _MAX_SEQUENCES))
-        plan = self._model.plan_attention(_empty_batch(1, width, pool.pools.device), pool.block_size)
+        plans = self._model.plan_attention(_empty_batch(1, width, pool.pools.device), pool.block_size)
+        like = next(iter(plans.values()))
         for done, size in enumerate(reversed(sizes), start=1):  # the largest first: the others fit into its memory
-            plan = fixed_plan(
-                plan,
-                sequences=size,
-                items=_SPARE_ITEMS + _ITEMS_EACH * size,
-                table_width=width,
-                programs=max(_PROGRAMS, 2 * size),
-            )
-            self._graphs.insert(0, self._captured(size, width, plan, capture))
+            fixed: dict[int | None, Any] = {}
+            for window in plans:  # layers are computed one after the other: all can store their splits in one place
+                fixed[window] = like = fixed_plan(
+                    like,
+                    window=window,
+                    sequences=size,
+                    items=_SPARE_ITEMS + _ITEMS_EACH * size,
+                    table_width=width,
+                    programs=max(_PROGRAMS, 2 * size),
+                )
+            self._graphs.insert(0, self._captured(size, width, fixed, capture))
             log.info("decode graph captured", sequences=size, done=done, of=len(sizes))
 
     def forward(self, batch: Batch, pool: KvPool) -> torch.Tensor:
         """As `Model.forward`. The logits hold until the next call."""
-        plan = self._model.plan_attention(batch, pool.block_size)
+        plans = self._model.plan_attention(batch, pool.block_size)
         rows = len(batch.token_ids)
         if rows == len(batch.drawing_rows) == len(batch.paged.lengths):
             for graph in self._graphs:
-                if fits(plan, graph.plan):
-                    return self._replayed(graph, batch, plan)[:rows]
-        return self._model.compute(batch, plan, pool)
+                if all(fits(plan, graph.plans[window]) for window, plan in plans.items()):
+                    return self._replayed(graph, batch, plans)[:rows]
+        return self._model.compute(batch, plans, pool)
 
-    def _captured(self, size: int, width: int, plan: Any, capture: Capture) -> Graph:
+    def _captured(self, size: int, width: int, plans: AttentionPlans, capture: Capture) -> Graph:
         batch = _empty_batch(size, width, self._pool.pools.device)
         with torch.inference_mode():
-            logits, replay = capture(lambda: self._model.compute(batch, plan, self._pool))
-        return Graph(batch, plan, logits, replay)
+            logits, replay = capture(lambda: self._model.compute(batch, plans, self._pool))
+        return Graph(batch, plans, logits, replay)
 
-    def _replayed(self, graph: Graph, batch: Batch, plan: Any) -> torch.Tensor:
+    def _replayed(self, graph: Graph, batch: Batch, plans: AttentionPlans) -> torch.Tensor:
         rows = len(batch.token_ids)
         graph.batch.slots.fill_(-1)
         for name in ("token_ids", "positions", "slots"):
             getattr(graph.batch, name)[:rows].copy_(getattr(batch, name))
-        load_plan(plan, graph.plan)
+        for window, plan in plans.items():
+            load_plan(plan, graph.plans[window])
         graph.replay()
         return graph.logits
 

@@ -1,16 +1,18 @@
 """Attention of new tokens over the paged keys and values of their sequences: prefill chunks and decodes in one call.
 
 Shapes: tokens [N] of sequences [S] in order; H query heads share KV key-value heads, G = H / KV to each; D head_dim;
-L keys, padded. A sequence's new tokens are its last ones; each attends to itself and to all before it.
+L keys, padded. A sequence's new tokens are its last ones; each attends to itself and to all before it, or with a
+window of W to the last W of these.
 
 How the reference keeps a token's result the same to the last bit in every batch and chunk: keys come in multiples of
-`_KEYS`, score rows are at least as many as BLAS has its common kernel for, and values are summed in runs of `_RUN`.
-Padding reads the sequence's own first key, so that nothing outside the sequence, not even a NaN, is ever touched.
+`_KEYS`, score rows are at least as many as BLAS has its common kernel for, and values are summed in runs of `_RUN`,
+which begin at multiples of it also where the window does not. Padding, before and after, reads the first key that is
+seen, so that nothing outside the sequence or its window, not even a NaN, is ever touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,26 +54,61 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What is the same in every layer of a step."""
+    """What is the same in every layer of a step that has this window."""
 
     tiles: tuple[Tile, ...]
+    soft_cap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Keys `start` to `end` - 1 of a sequence: those that some tokens of a tile see."""
+
+    start: int
+    end: int
+
+    @property
+    def base(self) -> int:
+        """Where the first run begins: position of the tile's first key."""
+        return self.start // _RUN * _RUN
+
+    @property
+    def width(self) -> int:
+        """Keys from `base` on, padding included."""
+        return -(-(self.end - self.base) // _KEYS) * _KEYS
+
+    @property
+    def whole(self) -> int:
+        """Keys from `base` on, up to the first padding."""
+        return 0 if self.start > self.base else self.end - self.base
 
 
 def plan_attention(
-    batch: PagedBatch, *, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int
+    batch: PagedBatch,
+    *,
+    block_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> AttentionPlan:
-    """Cut the step into tiles."""
+    """Cut the step into tiles.
+
+    A token sees the last `window` keys, its own included (None: all). Scores are capped softly, to
+    soft_cap * tanh(score / soft_cap), before softmax (None: they are not).
+    """
     counts = [end - start for start, end in zip(batch.query_starts, batch.query_starts[1:], strict=False)]
-    decodes = sorted((index for index, count in enumerate(counts) if count == 1), key=batch.lengths.__getitem__)
+    spans = {index: _span(batch.lengths[index], 1, window) for index, count in enumerate(counts) if count == 1}
     group = num_heads // num_kv_heads
     budget = _GATHERED // (num_kv_heads * head_dim)
-    tiles = [_decode_tile(batch, rows, block_size, num_kv_heads, group) for rows in _grouped(batch, decodes, budget)]
+    tiles = [_decode_tile(batch, together, block_size, num_kv_heads, group) for together in _grouped(spans, budget)]
     for index, count in enumerate(counts):
         if count > 1:
             for first in range(0, count, _QUERY_TILE):
                 last = min(first + _QUERY_TILE, count)
-                tiles.append(_prefill_tile(batch, index, first, last, block_size, num_kv_heads, group))
-    return AttentionPlan(tuple(tiles))
+                tiles.append(_prefill_tile(batch, index, first, last, block_size, num_kv_heads, group, window))
+    return AttentionPlan(tuple(tiles), soft_cap)
 
 
 def paged_attention(
@@ -83,11 +120,14 @@ def paged_attention(
     """
     output = torch.empty_like(queries)
     for tile in plan.tiles:
-        output[tile.queries] = _attend(queries[tile.queries], key_pool, value_pool, tile).to(queries.dtype)
+        attended = _attend(queries[tile.queries], key_pool, value_pool, tile, plan.soft_cap)
+        output[tile.queries] = attended.to(queries.dtype)
     return output
 
 
-def _attend(queries: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, tile: Tile) -> torch.Tensor:
+def _attend(
+    queries: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, tile: Tile, soft_cap: float | None
+) -> torch.Tensor:
     """Attention output of a tile's `queries` [sequences * tokens, H, D], in float32."""
     _, num_heads, head_dim = queries.shape
     kv_heads, sequences = key_pool.shape[2], tile.num_sequences
@@ -97,6 +137,8 @@ def _attend(queries: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Ten
     rows = rows.transpose(1, 2).reshape(sequences * kv_heads, -1, head_dim)
     used = rows.shape[1]
     scores = torch.bmm(F.pad(rows, (0, 0, 0, tile.num_rows - used)), keys.transpose(1, 2))
+    if soft_cap is not None:
+        scores.div_(soft_cap).tanh_().mul_(soft_cap)
     scores.view(sequences, kv_heads, tile.num_rows, -1)[..., tile.first_masked :].add_(tile.mask)
     weights = scores.softmax(dim=-1)
     sums = torch.bmm(weights[..., :_RUN], values[:, :_RUN])
@@ -112,65 +154,84 @@ def _gather(pool: torch.Tensor, slots: torch.Tensor, heads: int) -> torch.Tensor
     return rows.view(heads, -1, pool.shape[-1]).float()
 
 
-def _grouped(batch: PagedBatch, indices: list[int], budget: int) -> Iterator[list[int]]:
-    """Runs of sequences whose padded keys are at most `budget` in all; a sequence beyond that is alone."""
-    group: list[int] = []
-    for index in indices:
-        if group and (len(group) + 1) * _padded(batch.lengths[index]) > budget:
+def _span(length: int, tokens: int, window: int | None) -> Span:
+    """What the last `tokens` of `length` tokens see."""
+    return Span(0 if window is None else max(length - tokens + 1 - window, 0), length)
+
+
+def _grouped(spans: Mapping[int, Span], budget: int) -> Iterator[dict[int, Span]]:
+    """`spans` of sequences, the shorter ones first, in groups whose padded keys are at most `budget` in all; a sequence
+    beyond that is alone."""
+    group: dict[int, Span] = {}
+    for index, span in sorted(spans.items(), key=lambda item: (item[1].width, item[1].end)):
+        if group and (len(group) + 1) * span.width > budget:
             yield group
-            group = []
-        group.append(index)
+            group = {}
+        group[index] = span
     if group:
         yield group
 
 
-def _decode_tile(batch: PagedBatch, sequences: list[int], block_size: int, kv_heads: int, group: int) -> Tile:
-    """One token of each of `sequences`, the last of which is the longest."""
+def _decode_tile(batch: PagedBatch, spans: Mapping[int, Span], block_size: int, kv_heads: int, group: int) -> Tile:
+    """One token of each sequence of `spans`, the last of which is the widest."""
     device = batch.block_tables.device
-    lengths = torch.tensor([batch.lengths[index] for index in sequences], device=device)[:, None]
-    shortest, longest = batch.lengths[sequences[0]], batch.lengths[sequences[-1]]
+    sequences = list(spans)
     tables = batch.block_tables[torch.tensor(sequences, device=device)]
-    slots, hidden = _slots(tables, lengths, _padded(longest), block_size)
+    slots, hidden = _slots(tables, list(spans.values()), block_size)
+    first_masked = min(span.whole for span in spans.values())
     return Tile(
         num_sequences=len(sequences),
         num_rows=_num_rows(len(sequences) * kv_heads, group),
         queries=torch.tensor([batch.query_starts[index] for index in sequences], device=device),
         slots=_per_head(slots, kv_heads),
-        first_masked=shortest,
-        mask=_mask(hidden[:, None, None, shortest:]),
+        first_masked=first_masked,
+        mask=_mask(hidden[:, None, None, first_masked:]),
     )
 
 
 def _prefill_tile(
-    batch: PagedBatch, sequence: int, first: int, last: int, block_size: int, kv_heads: int, group: int
+    batch: PagedBatch,
+    sequence: int,
+    first: int,
+    last: int,
+    block_size: int,
+    kv_heads: int,
+    group: int,
+    window: int | None,
 ) -> Tile:
     """New tokens `first` to `last` - 1 of one sequence."""
     device = batch.block_tables.device
     start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
     offset = batch.lengths[sequence] - (end - start)
-    positions = torch.arange(offset + first, offset + last, device=device)
-    length = positions[-1:, None] + 1
-    slots, _ = _slots(batch.block_tables[sequence, None], length, _padded(offset + last), block_size)
+    span = _span(offset + last, last - first, window)
+    slots, _ = _slots(batch.block_tables[sequence, None], [span], block_size)
     num_rows = _num_rows(kv_heads, (last - first) * group)
-    rows = F.pad(positions.repeat_interleave(group), (0, num_rows - (last - first) * group), value=offset + last)
-    keys = torch.arange(offset + first, slots.shape[1], device=device)
+    rows = torch.arange(offset + first, offset + last, device=device).repeat_interleave(group)
+    rows = F.pad(rows, (0, num_rows - len(rows)), value=offset + last - 1)[:, None]
+    first_masked = offset + first if window is None else 0
+    keys = torch.arange(span.base + first_masked, span.base + slots.shape[1], device=device)
+    hidden = keys > rows if window is None else (keys > rows) | (keys <= rows - window)
     return Tile(
         num_sequences=1,
         num_rows=num_rows,
         queries=torch.arange(start + first, start + last, device=device),
         slots=_per_head(slots, kv_heads),
-        first_masked=offset + first,
-        mask=_mask(keys > rows[:, None])[None, None],
+        first_masked=first_masked,
+        mask=_mask(hidden[None, None]),
     )
 
 
-def _slots(
-    tables: torch.Tensor, lengths: torch.Tensor, width: int, block_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots of positions 0 to `width` - 1, [sequences, width], and which of them are padding."""
-    positions = torch.arange(width, device=tables.device)
-    hidden = positions >= lengths
-    positions = positions.expand_as(hidden).masked_fill(hidden, 0)
+def _slots(tables: torch.Tensor, spans: Sequence[Span], block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Slots of the keys from each span's base on, [sequences, width of the widest], and which of them are padding."""
+
+    def column(values: Iterable[int]) -> torch.Tensor:
+        return torch.tensor(list(values), device=tables.device)[:, None]
+
+    width = max(span.width for span in spans)
+    positions = column(span.base for span in spans) + torch.arange(width, device=tables.device)
+    starts = column(span.start for span in spans)
+    hidden = (positions < starts) | (positions >= column(span.end for span in spans))
+    positions = torch.where(hidden, starts, positions)
     return tables.gather(1, positions // block_size) * block_size + positions % block_size, hidden
 
 
@@ -182,10 +243,6 @@ def _per_head(slots: torch.Tensor, kv_heads: int) -> torch.Tensor:
 
 def _mask(hidden: torch.Tensor) -> torch.Tensor:
     return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
-
-
-def _padded(length: int) -> int:
-    return -(-length // _KEYS) * _KEYS
 
 
 def _num_rows(matrices: int, rows: int) -> int:

@@ -60,6 +60,18 @@ def write_tiny(
     return write_folder(path, config, tensors, dtype=dtype, shards=shards, **options)
 
 
+def write_windowed(path: Path, *, window: int | None, layer_types: Sequence[str] | None = None, **options: Any) -> Path:
+    """The weights of `write_tiny`, whose `options` it takes, as a Mistral with a sliding window: in every layer, or in
+    those that `layer_types` says."""
+    write_tiny(path, **options)
+    config = json.loads((path / "config.json").read_text())
+    config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+    if layer_types is not None:
+        config["layer_types"] = list(layer_types)
+    write_json(path / "config.json", config)
+    return path
+
+
 def write_chain(
     path: Path,
     script: Mapping[int, int],

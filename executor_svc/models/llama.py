@@ -1,10 +1,11 @@
-"""The Llama architecture (Touvron et al. 2023), with grouped queries; Mistral without a sliding window is the same.
+"""The Llama architecture (Touvron et al. 2023), with grouped queries; Mistral's layers differ by their windows alone.
 
 Shapes: N tokens of a step, R rows that draw, H query heads, KV key-value heads, D head_dim.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,16 @@ from executor_svc.models.spec import ModelSpec
 from executor_svc.weights import Checkpoint
 from kernels.backend import Kernels
 
+AttentionPlans = Mapping[int | None, Any]
+"""A step's attention plan for each window that layers of the model have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of a decoder layer; queries, keys and values are one matrix, and so are gate and up."""
+    """Weights of a decoder layer; queries, keys and values are one matrix, and so are gate and up. A token sees the
+    last `window` keys (None: all)."""
 
+    window: int | None
     attention_norm: torch.Tensor
     qkv: torch.Tensor
     attention_out: torch.Tensor
@@ -33,12 +39,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is the same in every layer: the batch, its angles (float32 [N, D / 2]) and its attention plan."""
+    """What is the same in every layer: the batch, its angles (float32 [N, D / 2]) and its attention plans."""
 
     batch: Batch
     cos: torch.Tensor
     sin: torch.Tensor
-    attention: Any
+    attention: AttentionPlans
 
 
 class Llama:
@@ -48,7 +54,7 @@ class Llama:
         self.spec = spec
         self._kernels = kernels
         self._embedding = checkpoint.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
-        self._layers = [_load_layer(spec, checkpoint, f"model.layers.{index}.") for index in range(spec.num_layers)]
+        self._layers = [_load_layer(spec, checkpoint, index) for index in range(spec.num_layers)]
         self._norm = checkpoint.take("model.norm.weight", spec.hidden_size)
         self._head = self._embedding
         if not spec.tied_embeddings:
@@ -60,17 +66,21 @@ class Llama:
         """As `Model.forward`."""
         return self.compute(batch, self.plan_attention(batch, pool.block_size), pool)
 
-    def plan_attention(self, batch: Batch, block_size: int) -> Any:
+    def plan_attention(self, batch: Batch, block_size: int) -> AttentionPlans:
         """The part of a forward pass that the host does."""
-        return self._kernels.plan_attention(
-            batch.paged,
-            block_size=block_size,
-            num_heads=self.spec.num_heads,
-            num_kv_heads=self.spec.num_kv_heads,
-            head_dim=self.spec.head_dim,
-        )
+        return {
+            window: self._kernels.plan_attention(
+                batch.paged,
+                block_size=block_size,
+                num_heads=self.spec.num_heads,
+                num_kv_heads=self.spec.num_kv_heads,
+                head_dim=self.spec.head_dim,
+                window=window,
+            )
+            for window in dict.fromkeys(self.spec.windows)
+        }
 
-    def compute(self, batch: Batch, attention: Any, pool: KvPool) -> torch.Tensor:
+    def compute(self, batch: Batch, attention: AttentionPlans, pool: KvPool) -> torch.Tensor:
         """The rest of it, which reads nothing but tensors."""
         angles = batch.positions[:, None].float() * self._frequencies
         step = Step(batch, angles.cos(), angles.sin(), attention)
@@ -92,11 +102,12 @@ class Llama:
     ) -> torch.Tensor:
         heads = self._kernels.linear(normed, layer.qkv).view(len(normed), -1, self.spec.head_dim)
         queries = self._kernels.rotate_and_store(heads, step.cos, step.sin, key_pool, value_pool, step.batch.slots)
-        output = self._kernels.paged_attention(queries, key_pool, value_pool, step.attention)
+        output = self._kernels.paged_attention(queries, key_pool, value_pool, step.attention[layer.window])
         return self._kernels.linear(output.flatten(1), layer.attention_out)
 
 
-def _load_layer(spec: ModelSpec, checkpoint: Checkpoint, prefix: str) -> Layer:
+def _load_layer(spec: ModelSpec, checkpoint: Checkpoint, index: int) -> Layer:
+    prefix = f"model.layers.{index}."
     hidden, inner = spec.hidden_size, spec.intermediate_size
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
 
@@ -104,6 +115,7 @@ def _load_layer(spec: ModelSpec, checkpoint: Checkpoint, prefix: str) -> Layer:
         return checkpoint.take(f"{prefix}{name}.weight", size_out, size_in)
 
     return Layer(
+        window=spec.windows[index],
         attention_norm=checkpoint.take(f"{prefix}input_layernorm.weight", hidden),
         qkv=torch.cat(
             [

@@ -9,7 +9,7 @@ from executor_svc.kv_pool import KvPool
 from executor_svc.models.rope import inverse_frequencies
 from executor_svc.models.spec import ModelSpec
 from executor_svc.weights import Checkpoint
-from kernels.cpu.library import NativeModel, Shape, StepInputs, Weight
+from kernels.cpu.library import NativeModel, Shape, StepInputs, Weight, window_array
 
 
 class NativeLlama:
@@ -75,5 +75,6 @@ def native_shape(spec: ModelSpec) -> Shape:
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         tied_embeddings=spec.tied_embeddings,
+        windows=window_array(spec.windows),
         rms_norm_eps=spec.rms_norm_eps,
     )

@@ -12,6 +12,20 @@ from common.errors import StartupError
 
 T = TypeVar("T")
 
+_UNSUPPORTED = (
+    "attention_bias",
+    "mlp_bias",
+    "quantization_config",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "attention_chunk_size",
+)
+"""Names of a config.json that change what is computed, unless they are null, false or 0."""
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_DEFAULT_WINDOWS = {"MistralForCausalLM": 4096}
+"""Architectures that have windows, and the one where config.json does not name any, as transformers has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
@@ -26,7 +40,11 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The facts of a decoder-only transformer. Sizes are in numbers, `max_model_len` in tokens."""
+    """The facts of a decoder-only transformer. Sizes are in numbers, `max_model_len` in tokens.
+
+    `windows` has for every layer how many keys a token sees, its own included: None is all, and so is what would be
+    no fewer than `max_model_len`.
+    """
 
     architecture: str
     vocab_size: int
@@ -40,6 +58,7 @@ class ModelSpec:
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: Llama3Scaling | None
+    windows: tuple[int | None, ...]
     tied_embeddings: bool
     dtype: str
 
@@ -47,22 +66,26 @@ class ModelSpec:
     def from_hf(cls, config: Mapping[str, Any]) -> Self:
         """The facts in a config.json. Raises `StartupError` that names what is missing, wrong or not supported."""
         _refuse_unsupported(config)
+        architecture = _architecture(config)
         heads = _get(config, "num_attention_heads", int)
         hidden = _get(config, "hidden_size", int)
         rope = _get(config, "rope_parameters", dict, {})
+        num_layers = _get(config, "num_hidden_layers", int)
+        max_model_len = _get(config, "max_position_embeddings", int)
         spec = cls(
-            architecture=_architecture(config),
+            architecture=architecture,
             vocab_size=_get(config, "vocab_size", int),
             hidden_size=hidden,
             intermediate_size=_get(config, "intermediate_size", int),
-            num_layers=_get(config, "num_hidden_layers", int),
+            num_layers=num_layers,
             num_heads=heads,
             num_kv_heads=_get(config, "num_key_value_heads", int, heads),
             head_dim=_get(config, "head_dim", int, hidden // max(heads, 1)),
-            max_model_len=_get(config, "max_position_embeddings", int),
+            max_model_len=max_model_len,
             rms_norm_eps=_get(config, "rms_norm_eps", float, 1e-6),
             rope_theta=_get(rope, "rope_theta", float, _get(config, "rope_theta", float, 10_000.0)),
             rope_scaling=_rope_scaling(config),
+            windows=_windows(config, architecture, num_layers, max_model_len),
             tied_embeddings=_get(config, "tie_word_embeddings", bool, False),
             dtype=_get(config, "dtype", str, _get(config, "torch_dtype", str, "float32")),
         )
@@ -120,11 +143,9 @@ def _get(config: Mapping[str, Any], name: str, kind: type[T], default: T | None 
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     """Refuse what would otherwise be computed wrongly in silence."""
-    for name in ("attention_bias", "mlp_bias", "quantization_config"):
+    for name in _UNSUPPORTED:
         if config.get(name):
             raise StartupError(f"config.json: {name} is not supported: serve a checkpoint without it")
-    if config.get("sliding_window") and config.get("use_sliding_window") is not False:
-        raise StartupError("config.json: sliding_window is not supported: serve a checkpoint with full attention")
     activation = _get(config, "hidden_act", str, "silu")
     if activation != "silu":
         raise StartupError(f"config.json: hidden_act {activation!r} is not supported, only 'silu'")
@@ -144,3 +165,35 @@ def _rope_scaling(config: Mapping[str, Any]) -> Llama3Scaling | None:
         high_freq_factor=_get(scaling, "high_freq_factor", float),
         original_max_len=_get(scaling, "original_max_position_embeddings", int),
     )
+
+
+def _windows(
+    config: Mapping[str, Any], architecture: str, num_layers: int, max_model_len: int
+) -> tuple[int | None, ...]:
+    """`ModelSpec.windows`. Where `layer_types` is absent, all layers have the window."""
+    window = _sliding_window(config, architecture)
+    kinds = _get(config, "layer_types", list, [_SLIDING] * num_layers)
+    if len(kinds) != num_layers:
+        raise StartupError(f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers")
+    for kind in kinds:
+        if kind not in (_SLIDING, _FULL):
+            raise StartupError(f"config.json: layer type {kind!r} is not supported, only {_SLIDING!r} and {_FULL!r}")
+    if window is None or window >= max_model_len or _SLIDING not in kinds:
+        return (None,) * num_layers
+    if architecture not in _DEFAULT_WINDOWS:  # of a Llama, transformers cuts the cache and leaves the mask: no answer
+        raise StartupError("config.json: sliding_window is not supported for this architecture: set it to null")
+    if config.get("layer_types") is None:
+        for name in ("max_window_layers", "sliding_window_pattern"):
+            if config.get(name) is not None:
+                raise StartupError(f"config.json: {name} is not supported: name each layer's kind in layer_types")
+    return tuple(window if kind == _SLIDING else None for kind in kinds)
+
+
+def _sliding_window(config: Mapping[str, Any], architecture: str) -> int | None:
+    """The window of those layers that have one; null is none."""
+    window = config.get("sliding_window", _DEFAULT_WINDOWS.get(architecture))
+    if window is None or not _get(config, "use_sliding_window", bool, True):
+        return None
+    if type(window) is not int or window < 1:
+        raise StartupError(f"config.json: sliding_window must be null or a number from 1 on, not {window!r}")
+    return window

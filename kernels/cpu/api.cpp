@@ -1,5 +1,6 @@
 #include "api.h"
 
+#include <algorithm>
 #include <new>
 #include <system_error>
 
@@ -22,6 +23,8 @@ int guarded(Body body) {
   }
 }
 
+bool is_negative(int64_t number) { return number < 0; }
+
 }  // namespace
 
 int citybus_interface(void) { return CITYBUS_INTERFACE; }
@@ -39,6 +42,8 @@ citybus_llama* citybus_llama_create(const citybus_shape* shape, int isa, int num
   citybus_llama* llama = nullptr;
   *status = guarded([&] {
     if (isa <= CITYBUS_NONE || isa > citybus_best_isa() || num_threads < 1 || shape->head_dim % citybus::kLanes)
+      return false;
+    if (shape->soft_cap < 0 || std::any_of(shape->windows, shape->windows + shape->num_layers, is_negative))
       return false;
     const citybus::Operations& operations =
         isa == CITYBUS_AVX512_BF16 ? citybus::avx512_operations() : citybus::avx2_operations();

@@ -32,11 +32,13 @@ enum citybus_weight {
   CITYBUS_DOWN = 11           /* [hidden_size, intermediate_size] */
 };
 
-/* head_dim must be a multiple of 16. */
+/* head_dim must be a multiple of 16. A token of layer i sees the last windows[i] keys, its own included; 0: all. With a
+   soft cap, scores become soft_cap * tanh(score / soft_cap) before softmax; 0: they do not. */
 typedef struct citybus_shape {
   int64_t vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
   int64_t tied_embeddings;
-  double rms_norm_eps;
+  const int64_t *windows; /* [num_layers] */
+  double rms_norm_eps, soft_cap;
 } citybus_shape;
 
 /* N tokens of S sequences, of which R draw. */
@@ -56,7 +58,7 @@ typedef struct citybus_step {
 } citybus_step;
 
 /* Raised with every change of this file: a library that was built from an older one must not be called. */
-#define CITYBUS_INTERFACE 1
+#define CITYBUS_INTERFACE 2
 CITYBUS_API int citybus_interface(void);
 
 /* The best of enum citybus_isa that this processor and the system have. */

@@ -1,12 +1,18 @@
 // Paged attention, softmax taken along the way over runs of keys that begin at multiples of kRun: the sums of a row do
-// not depend on the rows beside it, nor on whether it is computed in a prefill or as a decode.
+// not depend on the rows beside it, nor on whether it is computed in a prefill or as a decode. With a window, groups of
+// 16 keys of which no row of a task sees one are not read; runs begin where they do without.
 namespace citybus {
 namespace CITYBUS_ISA {
 
 constexpr int kRun = 128;  // keys
 constexpr int kRunGroups = kRun / kGroupTokens;
 
-// Rows of a task, token by token and head by head; a row sees the keys before `visible`.
+// Keys `begin` to `end` - 1.
+struct Span {
+  int64_t begin, end;
+};
+
+// Rows of a task, token by token and head by head.
 struct Rows {
   const Attention& attention;
   const AttentionTask& task;
@@ -18,7 +24,10 @@ struct Rows {
   bf16* tail;     // values of the last group, zero from `end` on: what is beyond may be NaN
 
   int64_t count() const { return task.count * heads_per_kv_head; }
-  int64_t visible(int64_t row) const { return end - task.count + 1 + row / heads_per_kv_head; }
+  Span seen(int64_t row) const {
+    int64_t visible = end - task.count + 1 + row / heads_per_kv_head;
+    return {attention.window && attention.window < visible ? visible - attention.window : 0, visible};
+  }
   int64_t token(int64_t row) const {
     return attention.query_starts[task.sequence] + task.first + row / heads_per_kv_head;
   }
@@ -31,7 +40,7 @@ struct Rows {
   }
 };
 
-// Keys and values of up to kRun keys from `first` on.
+// Keys and values of up to kRun keys from `first` on, a multiple of 16.
 struct Run {
   int64_t first;
   int groups;
@@ -72,14 +81,30 @@ void score(const bf16* const* queries, const Run& run, int group, int64_t head_d
     for (int g = 0; g < G; ++g) store(weights.scores[r] + (group + g) * kGroupTokens, sums[r][g]);
 }
 
-// Scores of a row become weights, relative to its peak so far.
-inline void soften(float* scores, bf16* rounded, int groups, int64_t visible, float scale, float& peak, float& sum,
-                   float& decay) {
+// Of the 16 keys from `key` of a run on, lanes of those that a row sees, and `other` in the rest.
+template <bool Limited>
+Lanes keep_seen(Lanes x, Span seen, int64_t key, float other) {
+  int64_t end = seen.end - key, begin = seen.begin - key;
+  if (end < kGroupTokens) x = keep_first(x, end > 0 ? int(end) : 0, fill(other));
+  if (Limited && begin > 0) x = keep_first(fill(other), begin < kGroupTokens ? int(begin) : kGroupTokens, x);
+  return x;
+}
+
+// Scores of a row become weights, relative to its peak so far. `seen` counts from the run's first key. Limited: by a
+// window or a soft cap.
+template <bool Limited>
+void soften(float* scores, bf16* rounded, int groups, Span seen, float scale, float cap, float& peak, float& sum,
+            float& decay) {
+  if (Limited && seen.begin >= groups * kGroupTokens) {
+    std::memset(rounded, 0, size_t(groups) * kGroupTokens * sizeof(bf16));
+    decay = 1.0f;
+    return;
+  }
   Lanes peaks = fill(-INFINITY);
   for (int g = 0; g < groups; ++g) {
     Lanes x = multiply(load(scores + g * kGroupTokens), fill(scale));
-    int64_t seen = visible - g * kGroupTokens;
-    if (seen < kGroupTokens) x = keep_first(x, seen > 0 ? int(seen) : 0, -INFINITY);
+    if (Limited && cap > 0) x = soft_capped(x, cap);
+    x = keep_seen<Limited>(x, seen, g * kGroupTokens, -INFINITY);
     store(scores + g * kGroupTokens, x);
     peaks = maximum(peaks, x);
   }
@@ -88,8 +113,7 @@ inline void soften(float* scores, bf16* rounded, int groups, int64_t visible, fl
   Lanes sums = fill(0.0f);
   for (int g = 0; g < groups; ++g) {
     Lanes x = exponential(subtract(load(scores + g * kGroupTokens), fill(peak)));
-    int64_t seen = visible - g * kGroupTokens;
-    if (seen < kGroupTokens) x = keep_first(x, seen > 0 ? int(seen) : 0, 0.0f);
+    x = keep_seen<Limited>(x, seen, g * kGroupTokens, 0.0f);
     store_bf16(rounded + g * kGroupTokens, x);
     sums = add(sums, load_bf16(rounded + g * kGroupTokens));
   }
@@ -126,7 +150,8 @@ template <int R>
 void attend_rows(const Rows& rows, const Run& run, int64_t first) {
   const Attention& attention = rows.attention;
   int64_t head_dim = attention.kv.head_dim;
-  if (rows.visible(first + R - 1) <= run.first) return;
+  if (rows.seen(first + R - 1).end <= run.first) return;
+  if (rows.seen(first).begin >= run.first + run.groups * kGroupTokens) return;
   Weights weights;
   const bf16* queries[R];
   for (int r = 0; r < R; ++r)
@@ -136,9 +161,12 @@ void attend_rows(const Rows& rows, const Run& run, int64_t first) {
     score<R, kScoreGroups>(queries, run, group, head_dim, weights);
   for (; group < run.groups; ++group) score<R, 1>(queries, run, group, head_dim, weights);
   float scale = 1.0f / std::sqrt(float(head_dim));
-  for (int r = 0; r < R; ++r)
-    soften(weights.scores[r], weights.rounded[r], run.groups, rows.visible(first + r) - run.first, scale,
-           rows.peak[first + r], rows.sum[first + r], weights.decay[r]);
+  auto soften_row = attention.window || attention.soft_cap > 0 ? soften<true> : soften<false>;
+  for (int r = 0; r < R; ++r) {
+    Span seen = rows.seen(first + r);
+    soften_row(weights.scores[r], weights.rounded[r], run.groups, {seen.begin - run.first, seen.end - run.first}, scale,
+               attention.soft_cap, rows.peak[first + r], rows.sum[first + r], weights.decay[r]);
+  }
   float* output = rows.output + first * head_dim;
   int64_t column = 0;
   for (; column + kAttentionPanels * kLanes <= head_dim; column += kAttentionPanels * kLanes)
@@ -163,9 +191,11 @@ inline void copy_tail(const bf16* values, int64_t tokens, int64_t head_dim, bf16
   }
 }
 
+// The run that `first` is in, from there on.
 inline Run make_run(const Rows& rows, int64_t first) {
+  int64_t end = first / kRun * kRun + kRun;
   Run run{first, 0, {}, {}};
-  for (int64_t key = first; key < rows.end && run.groups < kRunGroups; key += kGroupTokens, ++run.groups) {
+  for (int64_t key = first; key < rows.end && key < end; key += kGroupTokens, ++run.groups) {
     int64_t offset = rows.offset(key / kGroupTokens);
     run.keys[run.groups] = rows.attention.keys + offset;
     run.values[run.groups] = rows.attention.values + offset;
@@ -198,7 +228,8 @@ void attend(const Attention& attention, const AttentionTask& task, float* scratc
   for (int64_t i = 0; i < count * head_dim; ++i) rows.output[i] = 0.0f;
   for (int64_t i = 0; i < count; ++i) rows.peak[i] = -INFINITY, rows.sum[i] = 0.0f;
   int64_t tiles = (count + kAttentionRows - 1) / kAttentionRows;
-  for (int64_t first = 0; first < end; first += kRun) {
+  int64_t begin = rows.seen(0).begin / kGroupTokens * kGroupTokens;
+  for (int64_t first = begin; first < end; first = first / kRun * kRun + kRun) {
     Run run = make_run(rows, first);
     for (int64_t tile = 0; tile < tiles; ++tile) {
       int64_t row = count * tile / tiles, together = count * (tile + 1) / tiles - row;

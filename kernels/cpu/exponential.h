@@ -1,7 +1,8 @@
-// e to the power of 16 numbers, to within 2 units in the last place; of 0 it is exactly 1.
+// Functions of 16 numbers.
 namespace citybus {
 namespace CITYBUS_ISA {
 
+// e to the power of x, to within 2 units in the last place; of 0 it is exactly 1.
 // Powers are cut to [-87, 88], where neither they nor their inverses overflow. NaN stays NaN.
 inline Lanes exponential(Lanes x) {
   x = minimum(fill(88.0f), maximum(fill(-87.0f), x));
@@ -18,6 +19,12 @@ inline Lanes exponential(Lanes x) {
   sum = multiply_add(sum, r, fill(1.0f));
   sum = multiply_add(sum, r, fill(1.0f));
   return times_power_of_two(sum, n);
+}
+
+// To within 2^-22 of the cap. NaN stays NaN.
+inline Lanes soft_capped(Lanes x, float cap) {
+  Lanes power = exponential(multiply(x, fill(2.0f / cap)));  // cap * tanh(x / cap) = cap - 2 * cap / (power + 1)
+  return subtract(fill(cap), divide(fill(2.0f * cap), add(power, fill(1.0f))));
 }
 
 }  // namespace CITYBUS_ISA

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 _FOLDER = Path(__file__).parent
-_INTERFACE = 1
+_INTERFACE = 2
 """`CITYBUS_INTERFACE` of `api.h`."""
 _FAILURES: dict[int, tuple[type[Exception], str]] = {
     1: (ValueError, "the native library was given something that does not exist"),
@@ -48,13 +48,19 @@ class Weight(IntEnum):
 
 
 class Shape(ctypes.Structure):
-    """`citybus_shape`."""
+    """`citybus_shape`: every window must be given."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers")),
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "tied_embeddings")),
-        ("rms_norm_eps", ctypes.c_double),
+        ("windows", ctypes.POINTER(ctypes.c_int64)),
+        *((name, ctypes.c_double) for name in ("rms_norm_eps", "soft_cap")),
     ]
+
+
+def window_array(windows: Sequence[int | None]) -> ctypes.Array[ctypes.c_int64]:
+    """The `windows` of a `Shape`, one for each layer: keys that a token sees, its own included; None for all."""
+    return (ctypes.c_int64 * len(windows))(*(window or 0 for window in windows))
 
 
 class _Step(ctypes.Structure):

@@ -104,7 +104,7 @@ void Llama::attend(const citybus_step& step, const Layer& layer, int64_t index) 
   });
   Attention attention{queries_.data(), attended_.data(), sizes_.attended, keys, values, kv, shape_.num_heads,
                       step.block_tables, step.table_width, step.block_size / kGroupTokens, step.lengths,
-                      step.query_starts};
+                      step.query_starts, layer.window, float(shape_.soft_cap)};
   int64_t scratch = attention_scratch(shape_.num_heads / kv.kv_heads, kv.head_dim);
   threads_.run(uint32_t(tasks_.size()), [&](uint32_t task, int thread) {
     operations_.attend(attention, tasks_[task], scratch_.data() + thread * scratch);

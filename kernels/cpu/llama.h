@@ -18,11 +18,12 @@ struct Layer {
   float* mlp_norm;
   Matrix gate_up;  // a group has 16 columns of the gate and the same 16 of up
   Matrix down;
+  int64_t window;  // keys that a token sees; 0: all
 };
 
 class Llama {
  public:
-  // Throws std::bad_alloc, std::system_error.
+  // Throws std::bad_alloc, std::system_error. `shape.windows` may go afterwards.
   Llama(const citybus_shape& shape, const Operations& operations, int threads);
 
   int64_t weights_bytes() const { return int64_t(weights_.bytes() + norms_.bytes() + table_.bytes()); }

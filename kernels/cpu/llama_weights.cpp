@@ -32,7 +32,8 @@ Llama::Llama(const citybus_shape& shape, const Operations& operations, int threa
   float* norms = norms_.reserve(size_t((2 * shape.num_layers + 1) * sizes_.hidden));
   for (int64_t index = 0; index < shape.num_layers; ++index, norms += 2 * sizes_.hidden)
     layers_.push_back({norms, carver.matrix(all_heads, hidden), carver.matrix(hidden, queries), norms + sizes_.hidden,
-                       carver.matrix(gate_up, hidden), carver.matrix(hidden, inner)});
+                       carver.matrix(gate_up, hidden), carver.matrix(hidden, inner), shape.windows[index]});
+  shape_.windows = nullptr;
   last_norm_ = norms;
   head_ = carver.matrix(shape.vocab_size, hidden);
   if (!shape.tied_embeddings) table_.reserve(size_t(shape.vocab_size * hidden));

@@ -28,6 +28,8 @@ struct Attention {
   int64_t block_groups;         // groups of 16 tokens in a block
   const int64_t* lengths;       // [S]
   const int64_t* query_starts;  // [S + 1]
+  int64_t window;               // keys that a token sees, its own included; 0: all
+  float soft_cap;               // scores become soft_cap * tanh(score / soft_cap); 0: they do not
 };
 
 // Some tokens of a sequence under one key-value head: `first` to `first + count - 1` of its new tokens.

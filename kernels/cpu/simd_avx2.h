@@ -55,13 +55,12 @@ inline float largest(Lanes x) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
-// The first `count` lanes of `x`, and `other` in the rest.
-inline Lanes keep_first(Lanes x, int count, float other) {
+// The first `count` lanes of `x`, and those of `other` in the rest.
+inline Lanes keep_first(Lanes x, int count, Lanes other) {
   __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   __m256 low = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane));
   __m256 high = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count - 8), lane));
-  __m256 rest = _mm256_set1_ps(other);
-  return {_mm256_blendv_ps(rest, x.low, low), _mm256_blendv_ps(rest, x.high, high)};
+  return {_mm256_blendv_ps(other.low, x.low, low), _mm256_blendv_ps(other.high, x.high, high)};
 }
 
 inline __m256 round_half(__m256 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }

@@ -33,9 +33,9 @@ inline float largest(Lanes x) { return _mm512_reduce_max_ps(x); }
 inline Lanes maximum(Lanes a, Lanes b) { return _mm512_max_ps(a, b); }
 inline Lanes minimum(Lanes a, Lanes b) { return _mm512_min_ps(a, b); }
 
-// The first `count` lanes of `x`, and `other` in the rest.
-inline Lanes keep_first(Lanes x, int count, float other) {
-  return _mm512_mask_blend_ps(__mmask16((1u << count) - 1), fill(other), x);
+// The first `count` lanes of `x`, and those of `other` in the rest.
+inline Lanes keep_first(Lanes x, int count, Lanes other) {
+  return _mm512_mask_blend_ps(__mmask16((1u << count) - 1), other, x);
 }
 
 inline Lanes round_to_integer(Lanes x) {

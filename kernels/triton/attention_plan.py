@@ -1,8 +1,8 @@
 """How a step's attention is cut into items of work, and which of them are merged.
 
 A sequence with few new tokens is cut along its keys too, in splits of a fixed size, so that one long sequence can
-fill a GPU. What a token's result is summed from, and in which order, follows from its own sequence alone: its length
-and the number of its new tokens in the step.
+fill a GPU. Splits end at multiples of that size also where a window begins elsewhere. What a token's result is summed
+from, and in which order, follows from its own sequence alone: its length and the number of its new tokens in the step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Items:
 
     Row 0 of int32 `table` [1 + items or more, 8] begins with the number of items. An item is (sequence, first query
     row, tokens, position of the first token, first key, key after the last, is it one split of several). Its tokens
-    are consecutive, and so are their query rows.
+    are consecutive, and so are their query rows. No other keys of the sequence are read.
     """
 
     table: torch.Tensor
@@ -40,7 +40,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
-    """What is the same in every layer of a step.
+    """What is the same in every layer of a step that has this `window` and `soft_cap`.
 
     `merges` int32 [1 + merges, 4], row 0 as in `Items`: (first query row, tokens, first item, splits) of a tile whose
     splits are consecutive items of `short`. Splits leave float32 `sums` [items, KV, rows, padded D], and `extremes`
@@ -54,12 +54,21 @@ class TritonPlan:
     sums: torch.Tensor
     extremes: torch.Tensor
     block_size: int
+    window: int | None
+    soft_cap: float | None
 
 
 def plan_attention(
-    batch: PagedBatch, *, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int
+    batch: PagedBatch,
+    *,
+    block_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> TritonPlan:
-    """Cut the step into items. Nothing here waits for the device."""
+    """Cut the step into items, as `kernels.paged_attention.plan_attention` says. Nothing here waits for the device."""
     group = _power_of_2(num_heads // num_kv_heads)
     short_rows, long_rows = max(_SHORT_ROWS, group), max(_LONG_ROWS, group)
     short: list[tuple[int, ...]] = []
@@ -73,14 +82,17 @@ def plan_attention(
             count = min(tokens, end - row)
             position = length - (end - row)
             keys = position + count
+            first = 0 if window is None else max(position + 1 - window, 0)
             if not is_short:
-                long.append((sequence, row, count, position, 0, keys, 0, 0))
+                long.append((sequence, row, count, position, first, keys, 0, 0))
                 continue
-            splits = range(0, keys, SPLIT)
+            splits = range(first // SPLIT * SPLIT, keys, SPLIT)
             is_split = int(len(splits) > 1)
             if is_split:
                 merges.append((row, count, len(short), len(splits)))
-            short += [(sequence, row, count, position, key, min(key + SPLIT, keys), is_split, 0) for key in splits]
+            short += [
+                (sequence, row, count, position, max(key, first), min(key + SPLIT, keys), is_split, 0) for key in splits
+            ]
     device = batch.block_tables.device
     partial = (len(short) if merges else 0, num_kv_heads, short_rows)
     return TritonPlan(
@@ -91,13 +103,18 @@ def plan_attention(
         sums=torch.empty((*partial, padded_head(head_dim)), device=device),
         extremes=torch.empty((2, *partial), device=device),
         block_size=block_size,
+        window=window,
+        soft_cap=soft_cap,
     )
 
 
-def fixed_plan(like: TritonPlan, *, sequences: int, items: int, table_width: int, programs: int) -> TritonPlan:
+def fixed_plan(
+    like: TritonPlan, *, window: int | None, sequences: int, items: int, table_width: int, programs: int
+) -> TritonPlan:
     """A plan of no work, whose tensors stay where they are, for up to `sequences` decodes in up to `items` items.
 
-    `like` is any plan of the same model; its splits are stored where those of `like` are if there is room for them.
+    `like` is any plan of the same model, of whatever window; splits are stored where those of `like` are if there is
+    room for them.
     """
     device = like.block_tables.device
     _, kv_heads, rows, columns = like.sums.shape
@@ -114,11 +131,13 @@ def fixed_plan(like: TritonPlan, *, sequences: int, items: int, table_width: int
         sums=like.sums if has_room else torch.empty(items, kv_heads, rows, columns, device=device),
         extremes=like.extremes if has_room else torch.empty(2, items, kv_heads, rows, device=device),
         block_size=like.block_size,
+        window=window,
+        soft_cap=like.soft_cap,
     )
 
 
 def fits(plan: TritonPlan, fixed: TritonPlan) -> bool:
-    """May `plan` be loaded into `fixed`? It must be of decodes alone, and small enough."""
+    """May `plan` be loaded into `fixed`, which has its window? It must be of decodes alone, and small enough."""
     return (
         plan.long.programs == 0
         and plan.short.table.shape[0] <= fixed.short.table.shape[0]

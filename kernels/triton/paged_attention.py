@@ -2,7 +2,8 @@
 
 Shapes: N new tokens; H query heads share KV key-value heads, GROUP = H / KV to each; D head_dim; slots = blocks *
 block_size. A tile has ROWS rows, which are tokens times GROUP_PADDED query heads of one key-value head, so that every
-key and value is loaded once for all of them; keys are taken KEYS at a time, in order.
+key and value is loaded once for all of them; keys are taken KEYS at a time, in order, from a multiple of KEYS on. What
+a row does not see leaves its sums as they are, so they do not depend on where its item begins.
 Scores are scaled for powers of two. Weights are rounded to the dtype of the values before they are summed with them;
 sums are in float32.
 """
@@ -59,6 +60,7 @@ def _launch(
     _, num_heads, head_dim = queries.shape
     kv_heads = key_pool.shape[2]
     padded = padded_head(head_dim)
+    scale = head_dim**-0.5 * _LOG2_E
     _attend[(items.programs, kv_heads)](
         queries,
         key_pool,
@@ -70,7 +72,7 @@ def _launch(
         plan.extremes,
         plan.block_tables.shape[1],
         plan.extremes.stride(0),
-        head_dim**-0.5 * _LOG2_E,
+        scale if plan.soft_cap is None else 2 * scale / plan.soft_cap,
         BLOCK_SIZE=plan.block_size,
         KV_HEADS=kv_heads,
         GROUP=num_heads // kv_heads,
@@ -79,6 +81,8 @@ def _launch(
         D_PADDED=padded,
         ROWS=items.rows,
         KEYS=min(max(_KEY_TILE_BYTES // (padded * key_pool.element_size()), 16), 64),
+        WINDOW=plan.window or 0,
+        SOFT_CAP=(plan.soft_cap or 0.0) * _LOG2_E,
         num_warps=4 if items.rows * padded < 64 * 64 else 8,
         num_stages=2,
     )
@@ -96,7 +100,7 @@ def _attend(
     extremes,  # float32 [2, items, KV_HEADS, ROWS], likewise
     table_width,
     num_extremes,
-    scale,
+    scale,  # of scores, for exp2; with a soft cap, of twice their share of it
     BLOCK_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -105,6 +109,8 @@ def _attend(
     D_PADDED: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: none
+    SOFT_CAP: tl.constexpr,  # in powers of two; 0.0: none
 ):
     kv_head = tl.program_id(1)
     rows = tl.arange(0, ROWS)
@@ -120,18 +126,17 @@ def _attend(
         query = tl.load(queries + places, mask=whole, other=0.0)
         last_key = tl.load(item + 3) + token
         table = block_tables + tl.load(item).to(tl.int64) * table_width
-        end = tl.load(item + 5)
+        start, end = tl.load(item + 4), tl.load(item + 5)
         peak = tl.full((ROWS,), -1.0e30, tl.float32)  # finite: a row may see no key of a split
-        weight_sum = tl.zeros((ROWS,), tl.float32)
-        total = tl.zeros((ROWS, D_PADDED), tl.float32)
-        for first in range(tl.load(item + 4), end, KEYS):
+        weight_sum, total = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, D_PADDED), tl.float32)
+        for first in range(start // KEYS * KEYS if WINDOW else start, end, KEYS):
             key = first + tl.arange(0, KEYS)
-            block = tl.load(table + key // BLOCK_SIZE, mask=key < end, other=0)
-            slot = (block * BLOCK_SIZE + key % BLOCK_SIZE) * KV_HEADS + kv_head
-            found = (key < end)[:, None] & (columns < D)[None, :]
+            inside = (key >= start) & (key < end) if WINDOW else key < end
+            slot = _slots(table, key, inside, BLOCK_SIZE) * KV_HEADS + kv_head
+            found = inside[:, None] & (columns < D)[None, :]
             keys = tl.load(key_pool + slot[:, None] * D + columns[None, :], mask=found, other=0.0)
             scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
-            scores = tl.where(key[None, :] <= last_key[:, None], scores, -float("inf"))
+            scores = _limit(scores, key[None, :], last_key[:, None], WINDOW, SOFT_CAP)
             new_peak = tl.maximum(peak, tl.max(scores, axis=1))
             weights = tl.exp2(scores - new_peak[:, None])
             faded = tl.exp2(peak - new_peak)
@@ -144,6 +149,22 @@ def _attend(
         else:
             part = (number * KV_HEADS + kv_head).to(tl.int64) * ROWS + rows
             _store_part(sums, extremes, part, num_extremes, columns, there, total, peak, weight_sum, D_PADDED)
+
+
+@triton.jit
+def _slots(table, key, inside, BLOCK_SIZE: tl.constexpr):
+    return tl.load(table + key // BLOCK_SIZE, mask=inside, other=0) * BLOCK_SIZE + key % BLOCK_SIZE
+
+
+@triton.jit
+def _limit(scores, key, last_key, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr):
+    """Scores of the keys that a row sees, in powers of two."""
+    if SOFT_CAP > 0:
+        scores = SOFT_CAP - 2 * SOFT_CAP / (1 + tl.exp2(scores))  # SOFT_CAP * tanh
+    seen = key <= last_key
+    if WINDOW:
+        seen = seen & (key > last_key - WINDOW)
+    return tl.where(seen, scores, -float("inf"))
 
 
 @triton.jit

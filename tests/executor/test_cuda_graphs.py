@@ -19,7 +19,8 @@ from executor_svc.weights import Checkpoint
 from kernels.backend import REFERENCE
 from kernels.paged_attention import PagedBatch
 from kernels.triton.record import TRITON
-from tests.checkpoints import write_tiny
+from tests.checkpoints import write_tiny, write_windowed
+from tests.windows import ALTERNATING
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4
@@ -56,9 +57,12 @@ def decodes(lengths: list[int], tokens: list[int]) -> Batch:
     )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("tiny"), num_layers=1, max_model_len=16)
+@pytest.fixture(scope="module", params=["every key", "windows"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    if request.param == "every key":
+        return write_tiny(path, num_layers=1, max_model_len=16)
+    return write_windowed(path, window=6, layer_types=ALTERNATING, max_model_len=16)
 
 
 @torch.inference_mode()
@@ -74,6 +78,7 @@ def test_decodes_through_graphs_equal_the_reference(folder: Path) -> None:
     model = Llama(spec, Checkpoint(folder, torch.float32, CPU), TRITON)
     graphed = GraphedModel(model, pools[1], max_sequences=3, max_model_len=12, capture=captures)
     assert torch.equal(pools[0].pools, pools[1].pools), "capturing stores nothing"
+    assert len({plan.sums.data_ptr() for graph in graphed._graphs for plan in graph.plans.values()}) == 1
     for lengths in ([9], [5, 12, 1], [6, 7]):
         batch = decodes(lengths, [11, 12, 13][: len(lengths)])
         expected = reference.forward(batch, pools[0])

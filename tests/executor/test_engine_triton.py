@@ -19,8 +19,9 @@ from executor_svc.models.spec import ModelSpec
 from executor_svc.weights import Checkpoint
 from kernels.backend import REFERENCE, Kernels
 from kernels.triton.record import TRITON
-from tests.checkpoints import BOS, write_tiny
+from tests.checkpoints import BOS, write_tiny, write_windowed
 from tests.executor.driver import GREEDY, generate
+from tests.windows import ALTERNATING
 
 PROMPTS = [[BOS], [BOS, *range(20, 36)], [BOS, *range(60, 79)]]
 SAMPLINGS = [GREEDY, Sampling(temperature=0.9, top_k=40, top_p=0.9, seed=7), GREEDY]
@@ -39,3 +40,9 @@ def test_prefill_chunks_and_decodes_draw_the_references_tokens(tmp_path: Path) -
     options = {"chunks": (7, 17), "samplings": SAMPLINGS}
     expected = generate(engine(folder, REFERENCE), PROMPTS, 4, **options)
     assert generate(engine(folder, TRITON), PROMPTS, 4, **options) == expected
+
+
+def test_windows_of_some_layers(tmp_path: Path) -> None:
+    folder = write_windowed(tmp_path / "windowed", window=7, layer_types=ALTERNATING)
+    expected = generate(engine(folder, REFERENCE), PROMPTS, 2, chunks=(7, 17))
+    assert generate(engine(folder, TRITON), PROMPTS, 2, chunks=(7, 17)) == expected

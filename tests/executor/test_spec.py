@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, MistralConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from common.errors import StartupError
@@ -25,6 +25,8 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
 }
+MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
+SLIDING, FULL = "sliding_attention", "full_attention"
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -73,6 +75,14 @@ def test_frequencies_are_those_of_transformers(scaling: dict[str, Any] | None) -
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"attention_bias": True}, "attention_bias is not supported"),
         ({"mlp_bias": True}, "mlp_bias is not supported"),
+        ({"sliding_window": 24}, "sliding_window is not supported for this architecture"),
+        ({"sliding_window": 24, "layer_types": [FULL, SLIDING]}, "sliding_window is not supported"),
+        ({"layer_types": [FULL, "chunked_attention"]}, "layer type 'chunked_attention' is not supported"),
+        ({"layer_types": [FULL]}, "layer_types has 1 entries for 2 layers"),
+        ({"layer_types": FULL}, "layer_types must be of type list, not str"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is not supported"),
+        ({"attention_chunk_size": 8192}, "attention_chunk_size is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope type 'yarn' is not supported"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope type 'linear' is not supported"),
@@ -86,20 +96,57 @@ def test_what_cannot_be_computed_is_refused_by_name(change: dict[str, Any], word
         ModelSpec.from_hf(LLAMA | change)
 
 
-@pytest.mark.parametrize("change", [{}, {"use_sliding_window": True}, {"use_sliding_window": None}])
-def test_F47_window_is_refused_and_never_computed_as_full_attention(change: dict[str, Any]) -> None:
-    with pytest.raises(StartupError, match="sliding_window is not supported: serve a checkpoint with full attention"):
-        ModelSpec.from_hf(LLAMA | {"sliding_window": 24} | change)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sliding_window": 0}, "must be null or a number from 1 on, not 0"),
+        ({"sliding_window": True}, "must be null or a number from 1 on, not True"),
+        ({"sliding_window": 24.0}, "must be null or a number from 1 on, not 24.0"),
+        ({"sliding_window": 24, "use_sliding_window": 1}, "use_sliding_window must be of type bool, not int"),
+        ({"sliding_window": 24, "max_window_layers": 1}, "max_window_layers is not supported: name each layer's kind"),
+        ({"sliding_window": 24, "sliding_window_pattern": 2}, "sliding_window_pattern is not supported"),
+    ],
+)
+def test_a_window_that_cannot_be_computed_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        ModelSpec.from_hf(MISTRAL | change)
 
 
 @pytest.mark.parametrize(
-    "off", [{"sliding_window": None}, {"sliding_window": 24, "use_sliding_window": False}, {"use_sliding_window": True}]
+    ("change", "windows"),
+    [
+        ({"sliding_window": 24}, (24, 24)),
+        ({"sliding_window": 511}, (511, 511)),
+        ({"sliding_window": 512}, (None, None)),
+        ({"sliding_window": None}, (None, None)),
+        ({"sliding_window": 24, "use_sliding_window": False}, (None, None)),
+        ({"sliding_window": 24, "use_sliding_window": True}, (24, 24)),
+        ({"sliding_window": 24, "layer_types": [SLIDING, FULL]}, (24, None)),
+        ({"sliding_window": 24, "layer_types": [SLIDING, FULL], "max_window_layers": 1}, (24, None)),
+        ({"sliding_window": 24, "layer_types": None}, (24, 24)),
+        ({"sliding_window": None, "layer_types": [SLIDING, FULL]}, (None, None)),
+        ({"max_position_embeddings": 8192}, (4096, 4096)),
+        ({"max_position_embeddings": 8192, "sliding_window": None}, (None, None)),
+    ],
 )
-def test_F47_window_that_is_off_is_full_attention(off: dict[str, Any]) -> None:
-    assert ModelSpec.from_hf(LLAMA | off) == ModelSpec.from_hf(LLAMA)
+def test_windows(change: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert ModelSpec.from_hf(MISTRAL | change).windows == windows
 
 
-@pytest.mark.parametrize("harmless", [{"attention_bias": False}, {"pretraining_tp": 1}])
+def test_a_mistral_that_names_no_window_has_that_of_transformers() -> None:
+    assert ModelSpec.from_hf(MISTRAL | {"max_position_embeddings": 8192}).windows[0] == MistralConfig().sliding_window
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"sliding_window": None},
+        {"sliding_window": 24, "layer_types": [FULL, FULL]},
+        {"attention_bias": False},
+        {"pretraining_tp": 1},
+        {"attn_logit_softcapping": None},
+    ],
+)
 def test_what_changes_nothing_is_accepted(harmless: dict[str, Any]) -> None:
     assert ModelSpec.from_hf(LLAMA | harmless) == ModelSpec.from_hf(LLAMA)
 

@@ -15,7 +15,10 @@ from kernels.store_kv import store_kv
 
 @dataclass
 class Pool:
-    """Random keys and values of some sequences, laid out in shuffled blocks; every other slot is NaN."""
+    """Random keys and values of some sequences, laid out in shuffled blocks; every other slot is NaN.
+
+    Attention has this window and this soft cap.
+    """
 
     lengths: list[int]
     block_size: int = 16
@@ -25,6 +28,8 @@ class Pool:
     spare: int = 0
     kernels: Kernels = REFERENCE
     device: str = "cpu"
+    window: int | None = None
+    soft_cap: float | None = None
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(len(self.lengths) + self.kv_heads)
@@ -55,15 +60,20 @@ class Pool:
         counts = [len(query) for query in queries]
         starts = list(itertools.accumulate(counts, initial=0))
         plan = self.kernels.plan_attention(
-            PagedBatch(self.tables, lengths or self.lengths, starts),
+            self.batch(starts, lengths),
             block_size=self.block_size,
             num_heads=queries[0].shape[1],
             num_kv_heads=self.kv_heads,
             head_dim=self.head_dim,
+            window=self.window,
+            soft_cap=self.soft_cap,
         )
         rows = torch.cat(queries).to(self.device)
         output = self.kernels.paged_attention(rows, self.key_pool, self.value_pool, plan).cpu()
         return [output[start : start + count] for start, count in zip(starts, counts, strict=False)]
+
+    def batch(self, starts: list[int], lengths: list[int] | None = None) -> PagedBatch:
+        return PagedBatch(self.tables, lengths or self.lengths, starts)
 
     def dense(self, row: int, query: torch.Tensor, length: int | None = None) -> torch.Tensor:
         length = length or self.lengths[row]
@@ -72,9 +82,19 @@ class Pool:
             part[:length].double().repeat_interleave(group, 1) for part in (self.keys[row], self.values[row])
         )
         scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * self.head_dim**-0.5
-        visible = torch.arange(length)[None, :] <= torch.arange(length - len(query), length)[:, None]
+        if self.soft_cap is not None:
+            scores = self.soft_cap * (scores / self.soft_cap).tanh()
+        distance = torch.arange(length - len(query), length)[:, None] - torch.arange(length)[None, :]
+        visible = (distance >= 0) & (distance < (self.window or length))
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, values)
+
+    def poison(self, row: int, before: int) -> None:
+        """Positions of a sequence before `before` are NaN from now on."""
+        positions = torch.arange(before, device=self.tables.device)
+        blocks, places = self.tables[row, positions // self.block_size], positions % self.block_size
+        self.key_pool[blocks, places] = torch.nan
+        self.value_pool[blocks, places] = torch.nan
 
     def alone(self, row: int) -> Pool:
         """The same pool with one sequence."""

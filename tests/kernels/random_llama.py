@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from kernels.cpu.library import InstructionSet, NativeLibrary, NativeModel, Shape, StepInputs, Weight
+from kernels.cpu.library import InstructionSet, NativeLibrary, NativeModel, Shape, StepInputs, Weight, window_array
 
 EPS = 1e-5
 
@@ -22,6 +23,8 @@ class Sizes:
     vocab: int
     layers: int = 2
     tied: bool = False
+    windows: tuple[int | None, ...] = (None, None)
+    soft_cap: float = 0.0
 
     def of(self, weight: Weight) -> tuple[int, ...]:
         """Shape of a weight."""
@@ -67,7 +70,9 @@ class RandomLlama:
             num_kv_heads=sizes.kv_heads,
             head_dim=sizes.head_dim,
             tied_embeddings=sizes.tied,
+            windows=window_array(sizes.windows),
             rms_norm_eps=EPS,
+            soft_cap=sizes.soft_cap,
         )
         model = library.model(shape, isa, num_threads)
         for (weight, layer), tensor in self.weights.items():
@@ -80,9 +85,9 @@ class RandomLlama:
         sizes, count = self.sizes, len(tokens)
         hidden = self._weight(Weight.EMBEDDING)[torch.tensor(tokens)]
         cos, sin = (part.double() for part in angles(torch.arange(count), sizes.head_dim))
-        mask = torch.full((count, count), -torch.inf, dtype=torch.float64).triu(1)
+        causal = torch.full((count, count), -torch.inf, dtype=torch.float64).triu(1)
         if unseen is not None:
-            mask[unseen + 1 :, unseen] = -torch.inf
+            causal[unseen + 1 :, unseen] = -torch.inf
         for layer in range(sizes.layers):
             normed = self._norm(hidden, Weight.ATTENTION_NORM, layer)
             queries, keys, values = (
@@ -92,8 +97,11 @@ class RandomLlama:
             queries, keys = (_turn(part, cos[:, None], sin[:, None]) for part in (queries, keys))
             group = sizes.heads // sizes.kv_heads
             keys, values = (part.repeat_interleave(group, 1) for part in (keys, values))
-            scores = torch.einsum("qhd,khd->hqk", queries, keys) * sizes.head_dim**-0.5 + mask
-            attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).flatten(1)
+            scores = torch.einsum("qhd,khd->hqk", queries, keys) * sizes.head_dim**-0.5
+            if sizes.soft_cap:
+                scores = sizes.soft_cap * (scores / sizes.soft_cap).tanh()
+            mask = causal + torch.full_like(causal, -torch.inf).tril(-(sizes.windows[layer] or count))
+            attended = torch.einsum("hqk,khd->qhd", (scores + mask).softmax(-1), values).flatten(1)
             hidden = hidden + attended @ self._weight(Weight.ATTENTION_OUT, layer).T
             normed = self._norm(hidden, Weight.MLP_NORM, layer)
             gate, up = (normed @ self._weight(weight, layer).T for weight in (Weight.GATE, Weight.UP))
@@ -175,3 +183,17 @@ class Runner:
         while any(missing := [len(tokens) - done for tokens, done in zip(self.sequences, self.computed, strict=True)]):
             self.step({row: min(count, chunk) for row, count in enumerate(missing) if count})
         return [torch.stack(rows) for rows in self.logits]
+
+
+def prompts(lengths: Sequence[int], vocab: int) -> list[list[int]]:
+    chance = random.Random(len(lengths))
+    return [[chance.randrange(vocab) for _ in range(length)] for length in lengths]
+
+
+def distance(logits: torch.Tensor, exact: torch.Tensor) -> float:
+    """Root mean square of the error, relative to the logits'."""
+    return float((logits.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+
+
+def same_bits(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
+    return all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(left, right, strict=True))

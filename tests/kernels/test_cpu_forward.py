@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
-from kernels.cpu.library import InstructionSet, NativeLibrary, load_library
-from tests.kernels.random_llama import RandomLlama, Runner, Sizes
-
-LIBRARY = load_library()
-if LIBRARY is None:
-    pytest.skip("the native library is not built", allow_module_level=True)
+from kernels.cpu.library import InstructionSet, NativeLibrary
+from tests.kernels.random_llama import RandomLlama, Runner, Sizes, distance, prompts, same_bits
 
 LENGTHS = [1, 15, 16, 17, 31, 32, 33, 127, 129, 300]
 SHAPES = [
@@ -26,32 +21,6 @@ SHAPES = [
     Sizes(heads=64, kv_heads=1, head_dim=16, hidden=16, inner=40, vocab=17),
 ]
 SMALL = Sizes(heads=6, kv_heads=2, head_dim=32, hidden=40, inner=50, vocab=37)
-
-
-@pytest.fixture
-def library() -> NativeLibrary:
-    assert LIBRARY is not None
-    return LIBRARY
-
-
-@pytest.fixture(params=LIBRARY.instruction_sets(), ids=lambda isa: isa.name)
-def isa(request: pytest.FixtureRequest) -> InstructionSet:
-    value: InstructionSet = request.param
-    return value
-
-
-def prompts(lengths: Sequence[int], vocab: int) -> list[list[int]]:
-    chance = random.Random(len(lengths))
-    return [[chance.randrange(vocab) for _ in range(length)] for length in lengths]
-
-
-def distance(logits: torch.Tensor, exact: torch.Tensor) -> float:
-    """Root mean square of the error, relative to the logits'."""
-    return float((logits.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
-
-
-def same_bits(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
-    return all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(left, right, strict=True))
 
 
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)

@@ -5,6 +5,7 @@ The cost grows with what the plan changes, not with what is resident.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -75,10 +76,19 @@ def _new_span(row: NewSequence, info: ExecutorInfo, resident: Resident, gone: Se
     _require(max(row.token_ids) < info.vocab_size, f"{name} has a token outside the model's vocabulary")
     _require(row.num_computed_tokens >= 0, f"{name}: num_computed_tokens is negative")
     _check_sampling(row.sampling, name, info.vocab_size)
+    _check_filters(row.sampling, name)
     end = row.num_computed_tokens + row.num_tokens
     return _Span(
         row.sequence_id, row.num_computed_tokens, end, len(row.token_ids), row.block_ids, row.block_ids, is_new=True
     )
+
+
+def _check_filters(sampling: Sampling, name: str) -> None:
+    """What is out of range, NaN too, could leave no token to draw."""
+    _require(0 <= sampling.temperature < math.inf, f"{name}: temperature is out of range")
+    _require(0 < sampling.top_p <= 1, f"{name}: top_p is out of range")
+    _require(0 <= sampling.min_p <= 1, f"{name}: min_p is out of range")
+    _require(sampling.top_k >= 0, f"{name}: top_k is negative")
 
 
 def _check_sampling(sampling: Sampling, name: str, vocab_size: int) -> None:

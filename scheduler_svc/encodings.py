@@ -40,6 +40,7 @@ class Encodings:
         finally:
             del self._tasks[key]
             encoded.cancel()
+            del encoded  # it holds its error, which holds this frame: a ring that would keep the prompt
 
     def cancel(self, key: Key) -> bool:
         """End the request with that key; returns whether its prompt was being encoded."""

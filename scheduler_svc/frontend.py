@@ -36,6 +36,7 @@ from scheduler_svc.restored import Restored
 from scheduler_svc.ride import Reading, Ride
 from scheduler_svc.rides import Rides
 from scheduler_svc.sampling_limits import check_prompt_logprobs
+from scheduler_svc.unknown_fields import refuse_unknown_fields
 from scheduler_svc.validation import GenerateCall, check_model, check_tenant, validate_generate, validate_prompt
 
 REQUEST_ID_KEY = "citybus-request-id"
@@ -121,16 +122,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:  # type: ignore[override]
         with self._counting_failures():
+            refuse_unknown_fields(request)
             ride = self._find(request.tenant, request.request_id)
             await self._follow(ride, ride.attach(request.next_indexes or (request.next_index,)), context)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        refuse_unknown_fields(request)
         if not self._encodings.cancel((request.tenant, request.request_id)):
             with contextlib.suppress(NotFound):
                 self._rides.cancel(self._find(request.tenant, request.request_id))
         return pb.CancelResponse()
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        refuse_unknown_fields(request)
         model = self._model()
         served = pb.Model(
             name=model.model,

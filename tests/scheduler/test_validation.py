@@ -280,3 +280,19 @@ def test_number_of_samples() -> None:
 
 def test_salt_at_the_limit() -> None:
     assert validate(cache_salt="é" * 64).cache_salt == "é" * 64
+
+
+def test_F41_more_tokens_than_fit_are_refused_before_they_are_copied() -> None:
+    expected = "the prompt has 64 tokens and the model's context is 64"
+    assert refusal(tokens=pb.TokenPrompt(ids=[1] * 64)).startswith(expected)
+    assert validate(tokens=pb.TokenPrompt(ids=[1] * 63)).prompt == TokenPrompt((1,) * 63)
+
+
+def test_F54_field_of_another_api_is_refused_by_name() -> None:
+    tools = b"\xc2\x3e\x05tools"  # field 1000
+    request = pb.GenerateRequest.FromString(pb.GenerateRequest(text="hi").SerializeToString() + tools)
+    count = pb.CountTokensRequest.FromString(pb.CountTokensRequest(text="hi").SerializeToString() + tools)
+    with pytest.raises(InvalidRequest, match=r"^citybus\.v1\.GenerateRequest has no field 1000 at this server"):
+        validate_generate(request, MODEL)
+    with pytest.raises(InvalidRequest, match=r"^citybus\.v1\.CountTokensRequest has no field 1000 at this server"):
+        validate_prompt(count)

@@ -2,6 +2,7 @@
 # make test   install what the tests need too, and run every one
 # make kernels-table   compile the GPU kernels for every target and write docs/kernels.md; no GPU is needed
 # make chaos  200 streams through 20 killed schedulers, take-overs, swaps and a killed executor, with a report
+# make fuzz   a minute of coverage-guided fuzzing of what reads bytes (needs atheris, which it installs)
 #
 # PYTHON       the Python that makes the virtual environment, 3.11 or newer (default: python3)
 # TORCH_INDEX  one more package index; with https://download.pytorch.org/whl/cpu, Linux machines get a torch without
@@ -23,7 +24,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c deploy
 PINS := pyproject.toml deploy/constraints.txt setup.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 NEED_MB := 2500
 
-.PHONY: run test chaos kernels-table lint protos compose-test clean help
+.PHONY: run test chaos fuzz kernels-table lint protos compose-test clean help
 
 run: $(VENV)/.installed-run
 	@if [ "$(MODEL)" = default ]; then $(BIN)/citybus model add default >/dev/null; fi
@@ -35,6 +36,10 @@ test: $(VENV)/.installed-dev
 
 chaos: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.chaos
+
+fuzz: $(VENV)/.installed-dev
+	$(PIP_INSTALL) atheris==3.0.0
+	$(BIN)/python -m tests.fuzz.guided -max_total_time=60 -max_len=4096
 
 kernels-table: $(VENV)/.installed-dev
 	TRITON_INTERPRET=0 $(BIN)/python -m bench.kernel_table

@@ -26,7 +26,8 @@ from bench.processes import START_S, cpu_s, free_address, running
 from common import log
 from common.errors import CitybusError
 from common.metrics import ExecutorMetrics, SchedulerMetrics
-from common.step import Sampling, StepExecutor
+from common.step import Sampling
+from common.step_executor import StepExecutor
 from executor_svc.config import Config as ExecutorConfig
 from executor_svc.startup import load_engine
 from scheduler_svc.config import Config as SchedulerConfig
@@ -76,7 +77,8 @@ async def in_two(loop: SchedulerLoop, prompts: Prompts, max_tokens: int) -> floa
     """Output tokens/s of the scheduler's loop, which drives an executor in a process of its own."""
     started, endings = time.perf_counter(), [Ending() for _ in prompts]
     for prompt, ending in zip(prompts, endings, strict=True):
-        loop.submit(Request(loop.next_sequence_id(), prompt, GREEDY, time.monotonic(), max_tokens=max_tokens), ending)
+        (number,) = loop.next_sequence_ids(1)
+        loop.submit(Request(number, prompt, GREEDY, time.monotonic(), max_tokens=max_tokens), [ending])
     await asyncio.gather(*(ending.ended for ending in endings))
     return sum(ending.num_tokens for ending in endings) / (time.perf_counter() - started)
 

@@ -28,7 +28,7 @@ FIRST_WORD, NUM_WORDS = 1_000, 4_096
 
 
 class SyntheticExecutor:
-    """`common.step.StepExecutor` whose steps take `step_s` seconds, and no CPU time but for the counting.
+    """`common.step_executor.StepExecutor` whose steps take `step_s` seconds, and no CPU time but for the counting.
 
     With `gathers`, they take `GATHERING_S` until every seat was taken once: who comes first waits for the others.
     """

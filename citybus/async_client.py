@@ -24,9 +24,15 @@ from citybus.connection import (
     open_aio_channel,
 )
 from citybus.errors import from_rpc
-from citybus.messages import Completion, Model, completion_of, models_of
+from citybus.messages import Completion, Model, completion_of, completions_of, models_of
 from citybus.reconnect import DEFAULT_RECONNECT, Reconnect
-from citybus.requests import ChatMessage, RequestOptions, to_count_request, to_generate_request
+from citybus.requests import (
+    ChatMessage,
+    RequestOptions,
+    check_one_sample,
+    to_count_request,
+    to_generate_request,
+)
 from citybus.tls import Tls
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc as pb_grpc
@@ -98,9 +104,16 @@ class AsyncClient:
 
     async def complete(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Completion:
         """The whole answer to what `generate` takes. Raises `CitybusError`."""
+        check_one_sample(options)
         async with self.generate(prompt, **options) as stream:
             deltas = [part async for part in stream]
             return completion_of(deltas, stream.finish, await stream.request_id())
+
+    async def samples(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> list[Completion]:
+        """All `n` answers to what `generate` takes, in the order of their numbers. Raises `CitybusError`."""
+        async with self.generate(prompt, **options) as stream:
+            deltas = [part async for part in stream]
+            return completions_of(deltas, stream.finishes, await stream.request_id())
 
     async def models(self, *, timeout: float = 30.0) -> list[Model]:
         """The served models; waits at most `timeout` seconds. Raises `CitybusError`."""

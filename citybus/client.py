@@ -23,9 +23,15 @@ from citybus.connection import (
     open_channel,
 )
 from citybus.errors import from_rpc
-from citybus.messages import Completion, Model, completion_of, models_of
+from citybus.messages import Completion, Model, completion_of, completions_of, models_of
 from citybus.reconnect import DEFAULT_RECONNECT, Reconnect
-from citybus.requests import ChatMessage, RequestOptions, to_count_request, to_generate_request
+from citybus.requests import (
+    ChatMessage,
+    RequestOptions,
+    check_one_sample,
+    to_count_request,
+    to_generate_request,
+)
 from citybus.stream import Stream
 from citybus.tls import Tls
 from citybus.v1 import generation_pb2 as pb
@@ -97,9 +103,16 @@ class Client:
 
     def complete(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> Completion:
         """The whole answer to what `generate` takes. Raises `CitybusError`."""
+        check_one_sample(options)
         with self.generate(prompt, **options) as stream:
             deltas = list(stream)
             return completion_of(deltas, stream.finish, stream.request_id())
+
+    def samples(self, prompt: str | None = None, **options: Unpack[RequestOptions]) -> list[Completion]:
+        """All `n` answers to what `generate` takes, in the order of their numbers. Raises `CitybusError`."""
+        with self.generate(prompt, **options) as stream:
+            deltas = list(stream)
+            return completions_of(deltas, stream.finishes, stream.request_id())
 
     def models(self, *, timeout: float = 30.0) -> list[Model]:
         """The served models; waits at most `timeout` seconds. Raises `CitybusError`."""

@@ -24,7 +24,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request; `cached_tokens` are prompt tokens found in the prefix cache."""
+    """Token counts of one sample; `cached_tokens` are prompt tokens found in the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -45,13 +45,17 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How an answer ended; the token or the text that stopped it is set where `reason` is STOP."""
+    """How an answer ended; the token or the text that stopped it is set where `reason` is STOP.
+
+    `score` is what `best_of` or beam search ranked it by.
+    """
 
     reason: FinishReason
     usage: Usage
     timings: Timings
     stop_token_id: int | None = None
     stop_text: str | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class Delta:
     """The next part of an answer: its tokens number `first_index`, `first_index` + 1 and so on, and new text.
 
     `logprobs` are parallel to `token_ids`, where asked for; `prompt`, where asked for, comes with the first part.
+    `sample` is the number of the answer, where several were asked for.
     """
 
     first_index: int
@@ -89,6 +94,7 @@ class Delta:
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt: Prompt | None = None
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,7 @@ def delta_of(message: pb.GenerateResponse) -> Delta | None:
     if not message.token_ids and not message.text and prompt is None:
         return None
     logprobs = tuple(map(_logprobs_of, message.logprobs))
-    return Delta(message.first_index, tuple(message.token_ids), message.text, logprobs, prompt)
+    return Delta(message.first_index, tuple(message.token_ids), message.text, logprobs, prompt, message.sample)
 
 
 def _prompt_of(prompt: pb.Prompt) -> Prompt:
@@ -144,6 +150,7 @@ def finish_of(message: pb.GenerateResponse) -> Finish | None:
         Timings(end.timings.queued_ms, end.timings.first_token_ms, end.timings.total_ms),
         end.stop_token_id if stopped_by == "stop_token_id" else None,
         end.stop_text if stopped_by == "stop_text" else None,
+        end.score if end.HasField("score") else None,
     )
 
 
@@ -153,6 +160,14 @@ def completion_of(deltas: Sequence[Delta], end: Finish, request_id: str | None) 
     token_ids = tuple(token for part in deltas for token in part.token_ids)
     logprobs = tuple(each for part in deltas for each in part.logprobs)
     return Completion(text, token_ids, end, request_id, logprobs, deltas[0].prompt if deltas else None)
+
+
+def completions_of(deltas: Sequence[Delta], ends: Sequence[Finish], request_id: str | None) -> list[Completion]:
+    """Every sample of an answer, of which `deltas` are the parts."""
+    return [
+        completion_of([part for part in deltas if part.sample == index], end, request_id)
+        for index, end in enumerate(ends)
+    ]
 
 
 def models_of(message: pb.ListModelsResponse) -> list[Model]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
+
+from google.protobuf.message import Message
 
 from citybus.forms import FORMS, set_form
 from citybus.v1 import generation_pb2 as pb
@@ -90,6 +92,16 @@ class RequestOptions(TypedDict, total=False):
     """Share cached prefixes only with requests of the same salt. Default: a common space."""
     skip_special_tokens: bool
     """Leave special tokens out of the text. Default: True."""
+    n: int
+    """Number of samples, each with a seed of its own that follows from `seed`; 1 to 64. Default: 1."""
+    best_of: int
+    """Make so many samples, `n` to 64, and give the `n` best when all have ended. Default: `n`."""
+    beam_width: int
+    """Search with so many beams, 2 to 16, instead of drawing; the `n` best answers come at the end. Default: do not."""
+    length_penalty: float
+    """Of beam search: over 0 favours long answers. Default: 1."""
+    early_stopping: bool | Literal["never"]
+    """Of beam search, as in the transformers library. Default: False."""
 
 
 _SAMPLING = (
@@ -98,7 +110,20 @@ _SAMPLING = (
     *("logit_bias", "allowed_token_ids", "banned_token_ids", "bad_words"),
 )
 _STOPPING = ("max_tokens", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "include_stop")
-_OUTPUT = ("logprobs", "prompt_logprobs", "echo")
+_MEMBERS: dict[str, tuple[str, str, type[Message]]] = {
+    **{name: ("sampling", name, pb.SamplingParams) for name in _SAMPLING},
+    **{name: ("stopping", name, pb.StopParams) for name in _STOPPING},
+    **{name: ("output", name, pb.OutputParams) for name in ("logprobs", "prompt_logprobs", "echo")},
+    **{name: ("samples", name, pb.SampleParams) for name in ("n", "best_of")},
+    "beam_width": ("beam_search", "width", pb.BeamSearchParams),
+    "length_penalty": ("beam_search", "length_penalty", pb.BeamSearchParams),
+}
+"""Option -> member of the request, field of it, and its message."""
+_EARLY_STOPPING: dict[object, pb.EarlyStopping.ValueType] = {
+    False: pb.EARLY_STOPPING_HEURISTIC,
+    True: pb.EARLY_STOPPING_FULL,
+    "never": pb.EARLY_STOPPING_NEVER,
+}
 _LISTS_OF_TEXTS = ("stop", "bad_words", "choice")
 _PROMPTS = ("messages", "token_ids")
 
@@ -126,6 +151,12 @@ def to_count_request(prompt: str | None, turns: Sequence[ChatMessage] | None, mo
     return pb.CountTokensRequest(model=model, text=request.text)
 
 
+def check_one_sample(options: RequestOptions) -> None:
+    """Raises `ValueError` where several answers are asked for."""
+    if options.get("n", 1) > 1:
+        raise ValueError("n: complete() gives one answer; ask samples() for several")
+
+
 def _check_prompt(prompt: str | None, options: RequestOptions) -> None:
     given = (prompt is not None) + sum(name in options for name in _PROMPTS)
     if given != 1:
@@ -142,12 +173,13 @@ def _set(request: pb.GenerateRequest, name: str, value: object) -> None:
         request.chat.CopyFrom(pb.ChatPrompt(messages=[pb.ChatMessage(**turn) for turn in value]))  # type: ignore[attr-defined]
     elif name == "token_ids":
         request.tokens.CopyFrom(pb.TokenPrompt(ids=value))  # type: ignore[arg-type]
-    elif name in _SAMPLING:
-        request.sampling.MergeFrom(pb.SamplingParams(**{name: value}))  # type: ignore[arg-type]
-    elif name in _STOPPING:
-        request.stopping.MergeFrom(pb.StopParams(**{name: value}))  # type: ignore[arg-type]
-    elif name in _OUTPUT:
-        request.output.MergeFrom(pb.OutputParams(**{name: value}))  # type: ignore[arg-type]
+    elif name in _MEMBERS:
+        member, field, message = _MEMBERS[name]
+        getattr(request, member).MergeFrom(message(**{field: value}))
+    elif name == "early_stopping":
+        if value not in _EARLY_STOPPING:
+            raise ValueError('expected False, True or "never"')
+        request.beam_search.early_stopping = _EARLY_STOPPING[value]
     elif name in FORMS:
         set_form(request, name, value)
     elif name in RequestOptions.__annotations__:

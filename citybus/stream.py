@@ -12,7 +12,8 @@ import grpc
 
 from citybus.connection import REQUEST_ID_KEY, Metadata
 from citybus.errors import from_rpc
-from citybus.messages import Delta, Finish, delta_of, finish_of
+from citybus.messages import Delta, Finish
+from citybus.reading import Reading
 from citybus.reconnect import BROKEN, Reconnect, may_attach, pauses
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc as pb_grpc
@@ -43,8 +44,7 @@ class Stream:
         self._reconnect = reconnect
         self._send_cancel = send_cancel
         self._metadata = metadata
-        self._next_index = 0
-        self._finish: Finish | None = None
+        self._reading = Reading(self._request)
         self._over = False
         self._call: _CallIterator[pb.GenerateResponse] = stub.Generate(self._request, metadata=metadata)
         self._first_call = self._call
@@ -68,9 +68,7 @@ class Stream:
         while True:
             try:
                 for message in self._call:
-                    self._finish = finish_of(message)
-                    self._next_index = message.first_index + len(message.token_ids)
-                    if (part := delta_of(message)) is not None:
+                    if (part := self._reading.take(message)) is not None:
                         return part
                 break
             except grpc.RpcError as error:
@@ -80,10 +78,13 @@ class Stream:
 
     @property
     def finish(self) -> Finish:
-        """How the answer ended. Raises `RuntimeError` before the stream has been read to its end."""
-        if self._finish is None:
-            raise RuntimeError("the stream has not ended: read it to its end first")
-        return self._finish
+        """How the answer, or its first sample, ended. Raises `RuntimeError` before the stream was read to its end."""
+        return self._reading.finishes[0]
+
+    @property
+    def finishes(self) -> tuple[Finish, ...]:
+        """How each sample ended. Raises `RuntimeError` before the stream has been read to its end."""
+        return self._reading.finishes
 
     def request_id(self) -> str | None:
         """The request's id, as soon as the server has accepted it; None where it never did."""
@@ -91,7 +92,7 @@ class Stream:
 
     def cancel(self) -> None:
         """End the request, from any thread; reading on raises `Cancelled`. Without effect where it has ended."""
-        if not self._over and self._finish is None:
+        if not self._over and not self._reading.is_complete:
             self._over = True
             if self._reconnect is not None:
                 self._send_cancel(pb.CancelRequest(tenant=self._request.tenant, request_id=self._request.request_id))
@@ -107,10 +108,7 @@ class Stream:
         deadline = time.monotonic() + reconnect.timeout_s
         for pause in pauses():
             time.sleep(pause)
-            call = self._stub.Attach(
-                pb.AttachRequest(tenant=self._request.tenant, request_id=request_id, next_index=self._next_index),
-                metadata=self._metadata,
-            )
+            call = self._stub.Attach(self._reading.rest(request_id), metadata=self._metadata)
             if not self._over and _id_in(call) is not None:
                 self._call = call
                 return

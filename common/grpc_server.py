@@ -19,15 +19,13 @@ from grpc_reflection.v1alpha import reflection
 
 from common import address
 from common.errors import Abandoned, CitybusError, InvalidRequest, StartupError
+from common.server_limits import MAX_CALLS, MAX_CONNECTIONS, server_options
 
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
 """Trailing metadata with which a server says when to try again (gRFC A6), in milliseconds."""
 
 FINAL_KEY = "citybus-final"
 """Trailing metadata that says that a request has ended with this error, and there is nothing to attach to."""
-
-MIN_PING_INTERVAL_MS = 2_500
-"""Half of the 5 s at which a client of ours pings, so that jitter never makes a ping one too many."""
 
 LAST_WORDS_S = 1.0
 """What calls still open after the drain get to send their last message and status."""
@@ -42,8 +40,8 @@ class GrpcServer:
     """A server whose servicers are added to `server` before `start`. To be made inside a running event loop.
 
     `listen` is "host:port" (port 0: any free one); `services` are the full names of what it serves. A message of more
-    than `max_message_bytes` is refused with RESOURCE_EXHAUSTED before it is parsed. `interceptors` come after the one
-    that turns errors into statuses. `credentials` None: no TLS.
+    than `max_message_bytes` is refused with RESOURCE_EXHAUSTED before it is parsed, and so is a call beyond `max_calls`
+    open ones. `interceptors` come after the one that turns errors into statuses. `credentials` None: no TLS.
     """
 
     def __init__(
@@ -52,13 +50,17 @@ class GrpcServer:
         *,
         services: Sequence[str],
         max_message_bytes: int,
+        max_calls: int = MAX_CALLS,
+        max_connections: int = MAX_CONNECTIONS,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self.listen = listen
         self._credentials = credentials
         self.server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(), *interceptors], options=_options(max_message_bytes)
+            interceptors=[ErrorInterceptor(), *interceptors],
+            options=server_options(max_message_bytes, max_calls, max_connections),
+            maximum_concurrent_rpcs=max_calls,
         )
         self._services = tuple(services)
         self._health = health.aio.HealthServicer()
@@ -164,7 +166,8 @@ def _guard_call(
         try:
             return await servicer(parse(raw), context)
         except Exception as error:
-            await _abort(error, method, context)
+            _fail(error, method, context)
+            return None
 
     return guarded
 
@@ -179,38 +182,38 @@ def _guard_stream(
                 async for response in responses:
                     await context.write(response)
         except Exception as error:
-            await _abort(error, method, context)
+            _fail(error, method, context)
 
     return guarded
 
 
-async def _abort(error: Exception, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """End the call with the status of `error`; always raises."""
-    if isinstance(error, grpc.aio.BaseError):  # gRPC's own: an abort, or a client that has gone
+def _fail(error: Exception, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Have the call end with the status of `error` when its servicer returns.
+
+    Not by `context.abort`: gRPC keeps what that raises, and with its frames the request, until the garbage collector
+    comes, which large objects do not call.
+    """
+    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):  # the servicer's own end of the call, or fault
         raise error
-    if not isinstance(error, CitybusError):
+    if isinstance(error, grpc.aio.BaseError):  # the client has gone: whoever cuts a call must not fill the log
+        return
+    code, details = grpc.StatusCode.INTERNAL, "internal error; the server's log says more"
+    if isinstance(error, CitybusError):
+        code, details = error.code, str(error)[:_MAX_STATUS_CHARS]
+        context.set_trailing_metadata(_metadata_of(error))
+    else:
         frames = traceback.format_tb(error.__traceback__)
         log.error("call failed", method=method, error=type(error).__name__, frames=frames)
-        await context.abort(grpc.StatusCode.INTERNAL, "internal error; the server's log says more")
-        return
-    metadata: tuple[tuple[str, str], ...] = ((FINAL_KEY, "true"),) if isinstance(error, Abandoned) else ()
+    context.set_code(code)
+    context.set_details(details)
+
+
+def _metadata_of(error: CitybusError) -> tuple[tuple[str, str], ...]:
+    final = ((FINAL_KEY, "true"),) if isinstance(error, Abandoned) else ()
     if error.code in _RETRYABLE and error.retry_after_s is not None:
-        metadata = (*metadata, (PUSHBACK_KEY, str(round(error.retry_after_s * 1000))))
-    await context.abort(error.code, str(error)[:_MAX_STATUS_CHARS], metadata)
+        return (*final, (PUSHBACK_KEY, str(round(error.retry_after_s * 1000))))
+    return final
 
 
 def _exit_now(signum: int, frame: object) -> None:
     os._exit(128 + signum)
-
-
-def _options(max_message_bytes: int) -> list[tuple[str, int]]:
-    return [
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.ping_timeout_ms", 10_000),  # what counts: the one above alone leaves it at a minute
-    ]

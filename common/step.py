@@ -6,16 +6,14 @@ messages of `protos/citybus/executor/v1` and back. Block id == page index everyw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from common.grammar import Grammar
+from common.logprobs import KnownLogprobs, TokenLogprobs
 
 HASH_BYTES = 16
 """Width of a block's content hash: 128 bits cannot be collided by chance, and the key keeps it from being forced."""
-MAX_LOGPROBS = 32
-"""Most of the likeliest tokens that a step reports beside each drawn one: a beam search of 16 wants twice its width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +80,21 @@ class ScheduledSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """A sequence that goes on from the computed tokens of another: with `token_id`, which this step computes.
+
+    `parent_id` is resident before the plan, and may be forked more than once. Its table is the first `num_kept_blocks`
+    of the parent's, then `block_ids`. Where a sequence `sequence_id` is resident, the fork takes its place.
+    """
+
+    sequence_id: int
+    parent_id: int
+    token_id: int
+    num_kept_blocks: int
+    block_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class BlockCopy:
     """Copy a whole block, keys and values of every layer, before anything is computed."""
 
@@ -101,8 +114,9 @@ class SealedBlock:
 class StepPlan:
     """What one step computes, as a difference to what the executor holds.
 
-    Applied in this order: `finished_ids` and `preempted_ids` leave, `copies` are made, `new_sequences` enter,
-    `scheduled` ones grow, the batch is computed. A sequence whose tokens are then all computed draws its next token.
+    Applied in this order: `finished_ids` and `preempted_ids` leave, and `forks` take the place of others; `copies` are
+    made, `new_sequences` enter, `scheduled` ones grow, the batch is computed: its rows are the new ones, the scheduled
+    ones, the forks. A sequence whose tokens are then all computed draws its next token.
     """
 
     term: int
@@ -113,25 +127,13 @@ class StepPlan:
     preempted_ids: tuple[int, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     sealed: tuple[SealedBlock, ...] = ()
+    forks: tuple[Fork, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         """Tokens the step computes."""
-        return sum(row.num_tokens for row in self.new_sequences) + sum(row.num_tokens for row in self.scheduled)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-softmax of the model's own logits, before anything that a `Sampling` says.
-
-    `logprob` is the token's own, `rank` its place (1 is the likeliest; of equals the lower id comes first);
-    `top_ids` are the likeliest tokens in that order, and `top_logprobs` theirs.
-    """
-
-    logprob: float
-    rank: int
-    top_ids: tuple[int, ...] = ()
-    top_logprobs: tuple[float, ...] = ()
+        known = sum(row.num_tokens for row in self.scheduled) + len(self.forks)
+        return sum(row.num_tokens for row in self.new_sequences) + known
 
 
 class SampledToken(NamedTuple):
@@ -146,15 +148,6 @@ class SampledToken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class KnownLogprobs:
-    """Of known tokens number `first_position` (1 or more) and on: of a prompt, or an answer sent with its sequence."""
-
-    sequence_id: int
-    first_position: int
-    tokens: tuple[TokenLogprobs, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class FailedSequence:
     """A sequence whose answer cannot go on; `error` tells whoever asked for it why."""
 
@@ -164,7 +157,7 @@ class FailedSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step gave: `sampled` in the order of the plan, new sequences first.
+    """What one step gave: `sampled` in the order of the plan's rows.
 
     Those of `failed` are among them, with a token that means nothing; they stay resident until they leave.
     `known_logprobs` are of tokens that were not drawn but computed past, where the sampling asks for them.
@@ -232,29 +225,3 @@ class StaleTerm(Exception):
 
 class InvalidPlan(Exception):
     """A plan that contradicts what the executor holds: a fault of the scheduler, never of a request."""
-
-
-class StepExecutor(Protocol):
-    """What `executor_svc.server` puts on the wire: the real engine, and the fake one in tests.
-
-    Calls come from one thread at a time.
-    """
-
-    def describe(self) -> ExecutorInfo:
-        """Facts and capacity."""
-
-    def open(self, epoch: bytes, resume: bool) -> int:
-        """Start a session; returns its term, larger than every one before.
-
-        Drops everything resident unless `resume`. Raises `StaleTerm` where `epoch` is not this executor's.
-        """
-
-    def step(self, plan: StepPlan) -> StepResult:
-        """Apply and compute one plan.
-
-        Raises `StaleTerm` for a plan of an older term and `InvalidPlan` for one that does not fit what is resident;
-        a failure of the computation itself is a result with `error`.
-        """
-
-    def resident(self, page_size: int) -> Iterator[ResidentPage]:
-        """What is resident, at least one page, each with at most `page_size` sequences and cached blocks."""

@@ -10,6 +10,7 @@ from common.step import (
     BlockCopy,
     ExecutorInfo,
     FailedSequence,
+    Fork,
     InvalidPlan,
     NewSequence,
     ResidentPage,
@@ -41,6 +42,7 @@ def plan_to_pb(plan: StepPlan) -> pb.StepPlan:
         grown_blocks=[block for _, blocks in grown for block in blocks],
         sealed_blocks=[seal.block_id for seal in plan.sealed],
         sealed_hashes=b"".join(seal.content_hash for seal in plan.sealed),
+        forks=[_fork_to_pb(fork) for fork in plan.forks],
     )
 
 
@@ -66,6 +68,7 @@ def plan_from_pb(message: pb.StepPlan) -> StepPlan:
             for source, destination in zip(message.copy_sources, message.copy_destinations, strict=True)
         ),
         sealed=tuple(_sealed(message.sealed_blocks, message.sealed_hashes)),
+        forks=tuple(_fork_from_pb(fork) for fork in message.forks),
     )
 
 
@@ -200,6 +203,20 @@ def _new_sequence_from_pb(message: pb.NewSequence) -> NewSequence:
         block_ids=tuple(message.block_ids),
         sampling=sampling_from_pb(message.sampling),
     )
+
+
+def _fork_to_pb(fork: Fork) -> pb.Fork:
+    return pb.Fork(
+        id=fork.sequence_id,
+        parent_id=fork.parent_id,
+        token_id=fork.token_id,
+        num_kept_blocks=fork.num_kept_blocks,
+        block_ids=fork.block_ids,
+    )
+
+
+def _fork_from_pb(message: pb.Fork) -> Fork:
+    return Fork(message.id, message.parent_id, message.token_id, message.num_kept_blocks, tuple(message.block_ids))
 
 
 def _resident_to_pb(sequence: ResidentSequence) -> pb.ResidentSequence:

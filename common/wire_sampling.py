@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from citybus.executor.v1 import executor_pb2 as pb
-from common.step import InvalidPlan, KnownLogprobs, SampledToken, Sampling, TokenLogprobs
+from common.logprobs import KnownLogprobs, TokenLogprobs
+from common.step import InvalidPlan, SampledToken, Sampling
 from common.wire_grammar import grammar_from_pb, grammar_to_pb
 
 

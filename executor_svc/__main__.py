@@ -17,7 +17,7 @@ from common.errors import StartupError
 from common.grpc_server import GrpcServer
 from common.metrics import ExecutorMetrics, serve_metrics
 from common.secret_file import read_or_make_secret
-from common.step import StepExecutor
+from common.step_executor import StepExecutor
 from common.tls import server_credentials
 from executor_svc.config import Config
 from executor_svc.own_kernels import check_own_kernels

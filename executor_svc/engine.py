@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import structlog
 import torch
 
+from common.logprobs import KnownLogprobs
 from common.metrics import ExecutorMetrics
 from common.step import (
     BlockCopy,
     ExecutorInfo,
     FailedSequence,
     InvalidPlan,
-    KnownLogprobs,
     ResidentPage,
     SampledToken,
     StaleTerm,
@@ -50,7 +50,7 @@ class EngineLimits:
 
 
 class Engine:
-    """`common.step.StepExecutor` over a model and a pool. Every call is to come from one and the same thread."""
+    """A `StepExecutor` over a model and a pool. Every call is to come from one and the same thread."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Engine:
             error = type(failure).__name__  # its message could quote a request
             log.error("step failed", step=plan.step, error=error)
         self._idle_since = time.perf_counter_ns()
-        return StepResult(plan.step, sampled, self._idle_since - started, idle, error, failed, known_logprobs)
+        return StepResult(plan.step, sampled, self._idle_since - started, idle, error, known_logprobs, failed)
 
     def resident(self, page_size: int) -> Iterator[ResidentPage]:
         """As `StepExecutor.resident`."""

@@ -5,21 +5,14 @@ The cost grows with what the plan changes, not with what is resident.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 
-from common.step import (
-    HASH_BYTES,
-    MAX_LOGPROBS,
-    ExecutorInfo,
-    InvalidPlan,
-    NewSequence,
-    Sampling,
-    ScheduledSequence,
-    StepPlan,
-)
+from common.logprobs import MAX_LOGPROBS
+from common.step import HASH_BYTES, ExecutorInfo, Fork, InvalidPlan, NewSequence, Sampling, ScheduledSequence, StepPlan
 from executor_svc.sequence import HeldSequence
 
 
@@ -53,9 +46,12 @@ def check_plan(plan: StepPlan, info: ExecutorInfo, resident: Resident) -> None:
     gone = frozenset(leaving)
     spans = [_new_span(row, info, resident, gone) for row in plan.new_sequences]
     spans += [_known_span(row, resident, gone) for row in plan.scheduled]
+    spans += [_fork_span(fork, info, resident, gone) for fork in plan.forks]
     _require_distinct([span.sequence_id for span in spans], "sequence {} has two rows")
     _check_sizes(spans, info)
-    freed = Counter(block for sequence_id in leaving for block in resident.sequences[sequence_id].block_ids)
+    replaced = [fork.sequence_id for fork in plan.forks if fork.sequence_id in resident.sequences]
+    left = (*leaving, *replaced)
+    freed = Counter(block for sequence_id in left for block in resident.sequences[sequence_id].block_ids)
     _check_blocks(spans, info, resident.holders, freed)
     _check_copies(plan, info, resident.holders, freed)
     for seal in plan.sealed:
@@ -75,10 +71,19 @@ def _new_span(row: NewSequence, info: ExecutorInfo, resident: Resident, gone: Se
         _require(min(ends, default=0) >= 0, f"{name} ends with a negative token id")
     _require(row.num_computed_tokens >= 0, f"{name}: num_computed_tokens is negative")
     _check_sampling(row.sampling, name, info.vocab_size)
+    _check_filters(row.sampling, name)
     end = row.num_computed_tokens + row.num_tokens
     return _Span(
         row.sequence_id, row.num_computed_tokens, end, len(row.token_ids), row.block_ids, row.block_ids, is_new=True
     )
+
+
+def _check_filters(sampling: Sampling, name: str) -> None:
+    """What is out of range, NaN too, could leave no token to draw."""
+    _require(0 <= sampling.temperature < math.inf, f"{name}: temperature is out of range")
+    _require(0 < sampling.top_p <= 1, f"{name}: top_p is out of range")
+    _require(0 <= sampling.min_p <= 1, f"{name}: min_p is out of range")
+    _require(sampling.top_k >= 0, f"{name}: top_k is negative")
 
 
 def _check_sampling(sampling: Sampling, name: str, vocab_size: int) -> None:
@@ -106,6 +111,19 @@ def _known_span(row: ScheduledSequence, resident: Resident, gone: Set[int]) -> _
     return _Span(
         row.sequence_id, start, start + row.num_tokens, len(held.tokens), blocks, row.new_block_ids, is_new=False
     )
+
+
+def _fork_span(fork: Fork, info: ExecutorInfo, resident: Resident, gone: Set[int]) -> _Span:
+    name = f"sequence {fork.sequence_id}"
+    parent = resident.sequences.get(fork.parent_id)
+    if parent is None or fork.parent_id in gone:
+        raise InvalidPlan(f"{name} forks sequence {fork.parent_id}, which is not resident")
+    _require(fork.sequence_id not in gone, f"{name} leaves and is forked")
+    _require(0 <= fork.token_id < info.vocab_size, f"{name} has a token outside the model's vocabulary")
+    _require(0 <= fork.num_kept_blocks <= len(parent.block_ids), f"{name} keeps blocks that its parent does not have")
+    start = parent.num_computed_tokens
+    blocks = (*parent.block_ids[: fork.num_kept_blocks], *fork.block_ids)
+    return _Span(fork.sequence_id, start, start + 1, start + 1, blocks, blocks, is_new=False)
 
 
 def _check_sizes(spans: list[_Span], info: ExecutorInfo) -> None:

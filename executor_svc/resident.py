@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from common.step import ExecutorInfo, ResidentPage, SealedBlock, StepPlan
+from common.step import ExecutorInfo, Fork, ResidentPage, SealedBlock, StepPlan
 from executor_svc import plan_rules
 from executor_svc.sequence import HeldSequence, Row
 
@@ -29,12 +29,14 @@ class ResidentTable:
         return not self._sequences and not self._hashes
 
     def apply(self, plan: StepPlan) -> list[Row]:
-        """Take a plan in; returns what it computes, new sequences first.
+        """Take a plan in; returns what it computes: new sequences, known ones, forks.
 
         Raises `InvalidPlan`, with nothing changed, where the plan contradicts what is resident.
         """
         plan_rules.check_plan(plan, self._info, plan_rules.Resident(self._sequences, self._holders))
-        for sequence_id in chain(plan.finished_ids, plan.preempted_ids):
+        forked = [self._fork(fork) for fork in plan.forks]
+        replaced = [fork.sequence_id for fork in plan.forks if fork.sequence_id in self._sequences]
+        for sequence_id in chain(plan.finished_ids, plan.preempted_ids, replaced):
             self._remove(sequence_id)
         for copy in plan.copies:
             self._hashes.pop(copy.destination, None)
@@ -52,6 +54,9 @@ class ResidentTable:
             rows.append(self._row(held, new.num_tokens, new.block_ids))
         for known in plan.scheduled:
             rows.append(self._row(self._sequences[known.sequence_id], known.num_tokens, known.new_block_ids))
+        for held, blocks in forked:
+            self._sequences[held.sequence_id] = held
+            rows.append(self._row(held, 1, blocks))
         return rows
 
     def commit(self, rows: Iterable[Row], token_ids: Iterable[int], sealed: Iterable[SealedBlock]) -> None:
@@ -82,6 +87,12 @@ class ResidentTable:
             part = slice(start, start + page_size)
             reports = tuple(held.report() for held in sequences[part])
             yield ResidentPage(self._info.epoch, last_step, reports, tuple(cached[part]))
+
+    def _fork(self, fork: Fork) -> tuple[HeldSequence, list[int]]:
+        """The sequence that a fork begins, and its block table."""
+        parent = self._sequences[fork.parent_id]
+        table = [*parent.block_ids[: fork.num_kept_blocks], *fork.block_ids]
+        return parent.fork(fork.sequence_id, fork.token_id), table
 
     def _row(self, held: HeldSequence, num_tokens: int, blocks: Sequence[int]) -> Row:
         held.block_ids.extend(blocks)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from common.step import KnownLogprobs, TokenLogprobs
+from common.logprobs import KnownLogprobs, TokenLogprobs
 from executor_svc.batch import to_device
 from executor_svc.sequence import HeldSequence, Row
 from kernels.token_logprobs import token_logprobs

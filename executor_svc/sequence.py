@@ -34,6 +34,14 @@ class HeldSequence:
         """Tokens that are not the prompt: the index of the next one to draw."""
         return len(self.tokens) - self.num_prompt_tokens
 
+    def fork(self, sequence_id: int, token_id: int) -> HeldSequence:
+        """Another one with the computed tokens of this and then `token_id`, without blocks."""
+        computed = self.num_computed_tokens
+        tokens = [*self.tokens[:computed], token_id]
+        return HeldSequence(
+            sequence_id, tokens, self.num_prompt_tokens, computed, [], self.sampling, self.num_reused_tokens
+        )
+
     def report(self) -> ResidentSequence:
         """For a scheduler that takes over."""
         return ResidentSequence(

@@ -16,7 +16,8 @@ from citybus.executor.v1 import executor_pb2_grpc
 from common import wire
 from common.errors import FailedPrecondition, InvalidRequest, Unavailable
 from common.metrics import ExecutorMetrics
-from common.step import InvalidPlan, StaleTerm, StepExecutor, StepPlan, StepResult
+from common.step import InvalidPlan, StaleTerm, StepPlan, StepResult
+from common.step_executor import StepExecutor
 
 READ_AHEAD = 8
 """Most plans of a session taken off the wire and not answered; more wait in the connection."""

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.step import TokenLogprobs
+from common.logprobs import TokenLogprobs
 from scheduler_svc.core.request import SequenceUpdate
 
 _MANY_TOKENS = 1024

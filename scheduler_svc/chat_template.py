@@ -42,7 +42,7 @@ class ChatTemplate:
         max_characters: int = MAX_CHARACTERS,
     ) -> None:
         sandbox = TemplateSandbox(max_seconds, max_characters)
-        sandbox.filters["tojson"] = _tojson
+        sandbox.add_filter("tojson", _tojson)
         sandbox.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         try:
             self._template = sandbox.compile_template(source.text)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.config import REQUIRED, option
+from common.server_limits import MAX_CALLS
 from common.tls import TlsFiles, check_tls_options
 
 MAX_MESSAGE_BYTES = 2**31 - 1
@@ -81,6 +82,11 @@ class Config:
             raise ValueError(f"max_request_bytes must be at most {MAX_MESSAGE_BYTES}, as in gRPC")
         if self.time_limit <= 0 or self.drain_grace < 0 or self.attach_grace < 0:
             raise ValueError("time_limit must be more than 0, drain_grace and attach_grace not less")
+
+    @property
+    def max_calls(self) -> int:
+        """Most calls of clients that are open at once: readers, probes and counts beside the requests."""
+        return max(MAX_CALLS, 2 * self.max_queued_requests)
 
     @property
     def tls(self) -> TlsFiles:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from common.errors import CitybusError
 from scheduler_svc.core.request import FinishReason, SequenceUpdate
@@ -22,13 +22,13 @@ class Delivery:
         self._journal = journal
         self._sinks: dict[int, OutputSink] = {}
 
-    def add(self, sequence_id: int, sink: OutputSink) -> None:
-        """The news of that sequence go to `sink` from now on."""
-        self._sinks[sequence_id] = sink
+    def add(self, sequence_id: int, sinks: Sequence[OutputSink]) -> None:
+        """The news of that sequence, and of the further answers of a search, go to `sinks` from now on."""
+        self._sinks |= {sequence_id + index: sink for index, sink in enumerate(sinks)}
 
     def publish(self, core: Scheduler, updates: Iterable[SequenceUpdate]) -> None:
         """Hand out news; a sequence whose text has stopped is ended in the core."""
-        for update in updates:
+        for update in _all(updates):
             if update.sequence_id not in self._sinks:
                 continue  # its text has stopped at a token before, which came in the same news
             if update.token_ids:
@@ -49,7 +49,7 @@ class Delivery:
 
     def abandon(self, core: Scheduler, error: CitybusError) -> None:
         """End every live sequence with `error`."""
-        for update in core.abandon(str(error), time.monotonic()):
+        for update in _all(core.abandon(str(error), time.monotonic())):
             if update.outcome is not None:
                 self._journal.end(update.sequence_id, update.outcome)
             self._sinks.pop(update.sequence_id).fail(error)
@@ -59,3 +59,10 @@ class Delivery:
         for sink in self._sinks.values():
             sink.fail(error)
         self._sinks.clear()
+
+
+def _all(updates: Iterable[SequenceUpdate]) -> Iterator[SequenceUpdate]:
+    """With those that come with others."""
+    for update in updates:
+        yield update
+        yield from update.others

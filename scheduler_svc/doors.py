@@ -77,6 +77,7 @@ def client_server(settings: Config, rules: Rules, metrics: SchedulerMetrics) -> 
         settings.listen,
         services=["citybus.v1.GenerationService"],
         max_message_bytes=settings.max_request_bytes,
+        max_calls=settings.max_calls,
         interceptors=[] if rules.keys is None else [KeyInterceptor(rules.keys.value, _counted(metrics))],
         credentials=server_credentials(settings.tls),
     )

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from scheduler_svc.core.request import FinishReason
-from scheduler_svc.rides import Key
+from scheduler_svc.ride import Key
 
 T = TypeVar("T")
 
@@ -40,6 +40,7 @@ class Encodings:
         finally:
             del self._tasks[key]
             encoded.cancel()
+            del encoded  # it holds its error, which holds this frame: a ring that would keep the prompt
 
     def cancel(self, key: Key) -> bool:
         """End the request with that key; returns whether its prompt was being encoded."""

@@ -29,6 +29,10 @@ def form_of(request: pb.GenerateRequest) -> Form | None:
     """The form that a request asks for. Raises `InvalidRequest` where it has no source, or one that is too large."""
     if not request.HasField("structured_output"):
         return None
+    if request.stopping.min_tokens:
+        raise InvalidRequest(
+            f"{_FIELD} cannot be set together with stopping.min_tokens: the form says where it can end"
+        )
     asked = request.structured_output
     kind = asked.WhichOneof("form")
     if kind is None:

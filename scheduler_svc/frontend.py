@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from typing import Any, Protocol
 
 import grpc
@@ -26,15 +27,17 @@ from scheduler_svc.encodings import Encodings, Unencoded
 from scheduler_svc.form_check import FormCheck
 from scheduler_svc.journal import Journal
 from scheduler_svc.journal_file import Entry
-from scheduler_svc.journal_records import beginning_from_json, outcome_from_json
-from scheduler_svc.output_stream import Delta, OutputSink, OutputStream
+from scheduler_svc.output_stream import Delta, OutputSink
 from scheduler_svc.preparation import prepare
 from scheduler_svc.prompts import PromptEncoder
 from scheduler_svc.quotas import Limits, Quotas
+from scheduler_svc.recovery import restored_of
 from scheduler_svc.relay import relay
 from scheduler_svc.responses import response_of
 from scheduler_svc.restored import Restored
-from scheduler_svc.rides import Ride, Rides
+from scheduler_svc.ride import Reading, Ride
+from scheduler_svc.rides import Rides
+from scheduler_svc.unknown_fields import refuse_unknown_fields
 from scheduler_svc.validation import GenerateCall, check_model, check_tenant, validate_generate, validate_prompt
 
 REQUEST_ID_KEY = "citybus-request-id"
@@ -53,11 +56,11 @@ class Loop(Protocol):
     def info(self) -> ExecutorInfo | None:
         """The executor in use, None while there is none."""
 
-    def next_sequence_id(self) -> int:
-        """An id that no sequence has had."""
+    def next_sequence_ids(self, count: int) -> Sequence[int]:
+        """Consecutive ids that no sequence has had."""
 
-    def submit(self, request: Request, sink: OutputSink) -> None:
-        """Take in a request. Raises `InvalidRequest` where it can never fit, `Unavailable` while none are taken."""
+    def submit(self, request: Request, sinks: Sequence[OutputSink]) -> None:
+        """Take in a request and where its answers go. Raises `InvalidRequest` (it never fits) or `Unavailable`."""
 
     def cancel(self, sequence_id: int) -> None:
         """End a sequence; nothing where it has ended."""
@@ -100,8 +103,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     def recover(self, model: ExecutorInfo) -> list[Restored]:
         """The live requests of the journal, now that the model is known; those that ended can be read again."""
-        found = [self._restore(entry, model) for entry in self._journal.take_entries()]
-        return [each for each in found if each is not None]
+        requests = groupby(self._journal.take_entries(), key=lambda entry: entry.first_id)
+        return [each for _, entries in requests for each in self._restore(list(entries), model)]
 
     # A coroutine that writes, not a generator: a cancelled call is then cancelled inside it, at whatever it waits for.
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]
@@ -111,7 +114,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             structlog.contextvars.bind_contextvars(request_id=call.request_id)
             ride = self._rides.joinable((call.tenant, call.request_id), digest_of(request))
             if ride is not None:
-                await self._follow(ride, ride.attach(0), context)
+                await self._follow(ride, ride.attach(()), context)
                 return
             try:
                 ride, stream = await self._accept(request, call, arrival)
@@ -122,16 +125,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:  # type: ignore[override]
         with self._counting_failures():
+            refuse_unknown_fields(request)
             ride = self._find(request.tenant, request.request_id)
-            await self._follow(ride, ride.attach(request.next_index), context)
+            await self._follow(ride, ride.attach(request.next_indexes or (request.next_index,)), context)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        refuse_unknown_fields(request)
         if not self._encodings.cancel((request.tenant, request.request_id)):
             with contextlib.suppress(NotFound):
-                self._loop.cancel(self._find(request.tenant, request.request_id).sequence_id)
+                self._rides.cancel(self._find(request.tenant, request.request_id))
         return pb.CancelResponse()
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        refuse_unknown_fields(request)
         model = self._model()
         served = pb.Model(
             name=model.model,
@@ -150,35 +156,34 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             seat.end()
         return pb.CountTokensResponse(num_tokens=len(ids))
 
-    async def _accept(
-        self, request: pb.GenerateRequest, call: GenerateCall, arrival: float
-    ) -> tuple[Ride, OutputStream]:
-        """Take a request in; it is in the journal when this returns. Another reader may have come by then.
-
-        Raises `Unencoded` where it ends before that.
-        """
-        key = (call.tenant, call.request_id)
-        with self._rides.reserve(key), self._quotas.seat(call.tenant) as seat:
+    async def _accept(self, request: pb.GenerateRequest, call: GenerateCall, arrival: float) -> tuple[Ride, Reading]:
+        """Take a request in, into the journal too; another reader may have come by then. Raises `Unencoded`."""
+        key, wanted = (call.tenant, call.request_id), call.answers
+        with self._rides.reserve(key, wanted.num_sequences), ExitStack() as stack:
+            seats = [stack.enter_context(self._quotas.seat(call.tenant)) for _ in range(wanted.num_samples)]
             model, deadline = self._model(), self._acceptance.deadline_of(call, arrival)
             left = None if deadline is None else deadline - self._clock()
             prompt = await self._encodings.run(key, prepare(call, model, self._encoder, self._forms), left)
-            seat.accept(len(prompt))
-            number = self._loop.next_sequence_id()
+            for index, seat in enumerate(seats):
+                seat.accept(0 if index else len(prompt))
+            numbers = self._loop.next_sequence_ids(wanted.num_sequences)
             accepted = self._acceptance.accept(
-                request, call, prompt, sequence_id=number, arrival=arrival, vocab_size=model.vocab_size
+                request, call, prompt, sequence_ids=numbers, arrival=arrival, model=model
             )
-            self._loop.submit(accepted.request, Charged(accepted.ride, seat))
+            free = iter(seats)
+            for each, sinks in accepted.served:
+                self._loop.submit(each, [Charged(sink, next(free)) for sink in sinks])
             self._rides.add(accepted.ride)
         ride, stream = accepted.ride, accepted.ride.stream
         self._rides.board(ride)
         try:
-            await self._journal.accept(number, accepted.record)
+            await self._journal.accept([sample.sequence_id for sample in ride.samples], accepted.record)
         except BaseException:
-            self._loop.cancel(number)
+            self._rides.cancel(ride)
             raise
         return ride, stream
 
-    async def _follow(self, ride: Ride, stream: OutputStream, context: Context) -> None:
+    async def _follow(self, ride: Ride, stream: Reading, context: Context) -> None:
         """Send an answer to a reader, until it ends or the reader goes."""
         if ride.stream is stream:
             self._rides.board(ride)
@@ -196,31 +201,32 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _tell_end(self, ended: Unencoded, call: GenerateCall, arrival: float, context: Context) -> None:
         """The whole answer to a request that has ended before it was in the queue."""
         outcome = ended_unencoded(ended.reason, self._clock() - arrival)
-        self._metrics.request_success.labels(finished_reason=outcome.reason.value).inc()
         await context.send_initial_metadata(((REQUEST_ID_KEY, call.request_id),))
-        await context.write(response_of(Delta(0, (), "", outcome)))
+        for sample in range(call.answers.num_answers):
+            self._metrics.request_success.labels(finished_reason=outcome.reason.value).inc()
+            await context.write(response_of(Delta(0, (), "", outcome, sample=sample)))
 
     def _reading_time(self, ride: Ride) -> float | None:
         """Seconds until the answer has to be read: who never reads would keep a place for ever."""
         return None if ride.deadline is None else max(0.0, ride.deadline - self._clock()) + self._reading_grace_s
 
-    def _restore(self, entry: Entry, model: ExecutorInfo) -> Restored | None:
+    def _restore(self, entries: list[Entry], model: ExecutorInfo) -> list[Restored]:
+        """What is to run on of a request, which the journal knows by these entries, one a sample."""
         try:
-            least_grace_s = 0.0 if entry.outcome else self._attach_grace_s
-            accepted = self._acceptance.restore(entry, model, least_grace_s)
+            has_ended = all(entry.outcome for entry in entries)
+            accepted = self._acceptance.restore(entries, model, 0.0 if has_ended else self._attach_grace_s)
         except (CitybusError, DecodeError) as error:
-            log.error("request of the journal cannot be served", sequence=entry.sequence_id, reason=str(error))
-            self._journal.end(entry.sequence_id, unserved(str(error)))
-            return None
-        stop = accepted.ride.restore(entry.tokens)
-        if entry.outcome is not None:
-            self._rides.add_ended(accepted.ride, outcome_from_json(entry.outcome))
-            return None
-        self._rides.add(accepted.ride)
-        self._rides.leave(accepted.ride)
-        beginning = beginning_from_json(entry.beginning) if entry.beginning else None
-        seat = self._quotas.restored_seat(accepted.request.tenant, len(accepted.request.prompt), len(entry.tokens))
-        return Restored(accepted.request, entry.tokens, Charged(accepted.ride, seat), stop, beginning)
+            log.error("request of the journal cannot be served", sequence=entries[0].sequence_id, reason=str(error))
+            for entry in entries:
+                self._journal.end(entry.sequence_id, unserved(str(error)))
+            return []
+        ride, restored = accepted.ride, restored_of(entries, accepted, self._quotas)
+        if has_ended:
+            self._rides.add_ended(ride)
+        else:
+            self._rides.add(ride)
+            self._rides.leave(ride)
+        return restored
 
     def _find(self, tenant: str, request_id: str) -> Ride:
         try:

@@ -51,8 +51,8 @@ class Journal(Protocol):
     def take_entries(self) -> list[Entry]:
         """What a predecessor left, in order of arrival; once."""
 
-    async def accept(self, sequence_id: int, request: bytes) -> None:
-        """Write a request down; returns once it is safe. Raises `Unavailable` where that is not possible."""
+    async def accept(self, sequence_ids: Sequence[int], request: bytes) -> None:
+        """Write a request down, served by these sequences; returns once it is safe. Raises `Unavailable`."""
 
     def append(self, sequence_id: int, first_index: int, token_ids: Sequence[int]) -> None:
         """Tokens of a sequence, soon to be written."""
@@ -83,7 +83,7 @@ class NoJournal:
     def take_entries(self) -> list[Entry]:
         return []
 
-    async def accept(self, sequence_id: int, request: bytes) -> None:
+    async def accept(self, sequence_ids: Sequence[int], request: bytes) -> None:
         return
 
     def append(self, sequence_id: int, first_index: int, token_ids: Sequence[int]) -> None:
@@ -130,9 +130,12 @@ class FileJournal:
         entries, self._entries = self._entries, []
         return entries
 
-    async def accept(self, sequence_id: int, request: bytes) -> None:
+    async def accept(self, sequence_ids: Sequence[int], request: bytes) -> None:
         if not self._fails:
-            self._batch.accepted.append(Entry(sequence_id, time.time(), request))
+            first, now = sequence_ids[0], time.time()
+            self._batch.accepted += [
+                Entry(number, first, now, request if number == first else b"") for number in sequence_ids
+            ]
             await self.flushed()
         if self._fails:
             raise Unavailable("the server cannot write its journal: send the request to another one")

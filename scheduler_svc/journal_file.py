@@ -23,11 +23,11 @@ KEEP_ENDED = 1_000
 KEEP_ENDED_S = 300.0
 """How long ended requests are kept, in seconds."""
 
-_VERSION = 2
+_VERSION = 3
 _REQUESTS = """
 CREATE TABLE requests (
     sequence_id INTEGER PRIMARY KEY, accepted REAL NOT NULL, request BLOB NOT NULL, request_crc INTEGER NOT NULL,
-    ended REAL, outcome TEXT, beginning TEXT
+    ended REAL, outcome TEXT, beginning TEXT, first_id INTEGER NOT NULL
 );
 CREATE INDEX ended ON requests (ended) WHERE ended IS NOT NULL;
 """
@@ -40,21 +40,34 @@ CREATE TABLE tokens (
 CREATE TABLE policy (one INTEGER PRIMARY KEY CHECK (one = 1), record BLOB NOT NULL, record_crc INTEGER NOT NULL);
 """
 _FROM_NOTHING = _REQUESTS + _TOKENS_AND_POLICY
+_FROM_VERSION_2 = """
+ALTER TABLE requests ADD COLUMN first_id INTEGER NOT NULL DEFAULT 0;
+UPDATE requests SET first_id = sequence_id;
+"""
 _FROM_VERSION_1 = f"""
 ALTER TABLE requests ADD COLUMN beginning TEXT;
 ALTER TABLE tokens RENAME TO older;
 {_TOKENS_AND_POLICY}
 INSERT INTO tokens SELECT NULL, sequence_id, first_index, ids, ids_crc FROM older ORDER BY sequence_id, first_index;
 DROP TABLE older;
+{_FROM_VERSION_2}
 """
+_MISSING = {0: _FROM_NOTHING, 1: _FROM_VERSION_1, 2: _FROM_VERSION_2}
+_ENDED = "SELECT first_id, MAX(ended) AS ended FROM requests GROUP BY first_id HAVING COUNT(*) = COUNT(ended)"
+"""Requests all of whose sequences have ended, and when the last one did."""
 _REMEDY = "move the file away (its requests are then lost), or start with --journal none"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A request as the journal knows it. `accepted` is in seconds since 1970; `outcome` None: it is live."""
+    """A sequence as the journal knows it. `accepted` is in seconds since 1970; `outcome` None: it is live.
+
+    The sequences that serve one request have consecutive ids, of which `first_id` is the first: its entry has the
+    request, the others have none.
+    """
 
     sequence_id: int
+    first_id: int
     accepted: float
     request: bytes
     tokens: tuple[int, ...] = ()
@@ -115,16 +128,16 @@ class JournalFile:
             raise StartupError(f"the journal {path} cannot be read ({error}): {_REMEDY}") from error
 
     def read(self) -> list[Entry]:
-        """Every request it knows, in order of arrival. Raises `StartupError` where any of it is damaged."""
+        """Every sequence it knows, in order of arrival. Raises `StartupError` where any of it is damaged."""
         try:
             tokens = self._read_tokens()
             rows = self._database.execute(
-                "SELECT sequence_id, accepted, request, request_crc, outcome, beginning FROM requests"
+                "SELECT sequence_id, first_id, accepted, request, request_crc, outcome, beginning FROM requests"
                 " ORDER BY sequence_id"
             )
             return [
-                Entry(number, accepted, self._whole(request, crc), tuple(tokens.get(number, ())), *ends)
-                for number, accepted, request, crc, *ends in rows
+                Entry(number, first, accepted, self._whole(request, crc), tuple(tokens.get(number, ())), *ends)
+                for number, first, accepted, request, crc, *ends in rows
             ]
         except sqlite3.Error as error:
             raise self._damaged(str(error)) from error
@@ -141,8 +154,8 @@ class JournalFile:
         """Write a batch, all of it or nothing; it may be written twice. Raises sqlite3.Error."""
         with self._transaction() as database:
             database.executemany(
-                "INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?, NULL, NULL, NULL)",
-                [(e.sequence_id, e.accepted, e.request, zlib.crc32(e.request)) for e in batch.accepted],
+                "INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?, NULL, NULL, NULL, ?)",
+                [(e.sequence_id, e.accepted, e.request, zlib.crc32(e.request), e.first_id) for e in batch.accepted],
             )
             database.executemany(
                 "INSERT INTO tokens VALUES (NULL, ?, ?, ?, ?)",
@@ -168,8 +181,8 @@ class JournalFile:
         """Forget what ended long ago, and what is more than is kept. Raises sqlite3.Error."""
         with self._transaction() as database:
             database.execute(
-                "DELETE FROM requests WHERE ended < ? OR sequence_id IN ("
-                "SELECT sequence_id FROM requests WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT -1 OFFSET ?)",
+                f"DELETE FROM requests WHERE first_id IN (SELECT first_id FROM ({_ENDED}) WHERE ended < ?)"
+                f" OR first_id IN (SELECT first_id FROM ({_ENDED}) ORDER BY ended DESC LIMIT -1 OFFSET ?)",
                 (now - KEEP_ENDED_S, KEEP_ENDED),
             )
             database.execute("DELETE FROM tokens WHERE sequence_id NOT IN (SELECT sequence_id FROM requests)")
@@ -190,8 +203,7 @@ class JournalFile:
         tail = read_tail(Path(f"{self._path.resolve()}-wal"), num_read)
         (version,) = run("PRAGMA user_version").fetchone()
         if version < _VERSION:
-            missing = _FROM_VERSION_1 if version else _FROM_NOTHING
-            self._database.executescript(f"BEGIN; {missing} PRAGMA user_version = {_VERSION}; COMMIT;")
+            self._database.executescript(f"BEGIN; {_MISSING[version]} PRAGMA user_version = {_VERSION}; COMMIT;")
         elif version > _VERSION:
             raise StartupError(f"the journal {self._path} has format {version}, and this is {_VERSION}: {_REMEDY}")
         (verdict,) = run("PRAGMA quick_check(1)").fetchone()

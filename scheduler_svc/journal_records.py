@@ -24,6 +24,6 @@ def beginning_to_json(beginning: Beginning) -> str:
     return json.dumps(asdict(beginning))
 
 
-def beginning_from_json(text: str) -> Beginning:
-    """The beginning in a text."""
-    return Beginning(**json.loads(text))
+def beginning_from_json(text: str | None) -> Beginning | None:
+    """The beginning in a text, where there is one."""
+    return Beginning(**json.loads(text)) if text else None

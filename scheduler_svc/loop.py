@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -88,12 +88,14 @@ class SchedulerLoop:
         """Facts of the executor that is driven now; None while there is none."""
         return self._info
 
-    def next_sequence_id(self) -> int:
-        """An id for a new sequence, larger than all before."""
-        return next(self._ids)
+    def next_sequence_ids(self, count: int) -> range:
+        """Ids for new sequences, one after the other and larger than all before."""
+        first = next(self._ids)
+        self._ids = itertools.count(first + count)
+        return range(first, first + count)
 
-    def submit(self, request: Request, sink: OutputSink) -> None:
-        """Accept a request; its news go to `sink`, and one outcome or error at last.
+    def submit(self, request: Request, sinks: Sequence[OutputSink]) -> None:
+        """Accept a request; its news go to `sinks`, one for each of its answers, and one outcome or error at last.
 
         Raises `InvalidRequest` where it can never fit, and `Unavailable` where it is not the time.
         """
@@ -107,7 +109,7 @@ class SchedulerLoop:
             self._core.add(request)
         except NeverFits as error:
             raise InvalidRequest(str(error)) from error
-        self._delivery.add(request.sequence_id, sink)
+        self._delivery.add(request.sequence_id, sinks)
         self._wake()
 
     def cancel(self, sequence_id: int) -> None:

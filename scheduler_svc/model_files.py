@@ -38,6 +38,8 @@ class ModelFiles:
 
 def read_model_files(folder: Path) -> ModelFiles:
     """Read the text side of `folder`. Raises `StartupError`, which names the file that is missing or broken."""
+    if folder.suffix == ".gguf" and folder.is_file():
+        raise StartupError(f"{folder}: GGUF files are not read: --model must be a model folder with safetensors")
     if not folder.is_dir():
         raise StartupError(f"there is no model folder {folder}: add one with `citybus model add`")
     backend = _read_tokenizer(folder / "tokenizer.json")

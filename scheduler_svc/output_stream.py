@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -53,7 +53,9 @@ class OutputObserver(Protocol):
 class Delta(NamedTuple):
     """What has been added to an answer: `token_ids` from number `first_index` on, and the text they completed.
 
-    `outcome` is set in the last one; `stop_text` then says which stop text ended the answer, if one did.
+    `outcome` is set in the last one; `stop_text` then says which stop text ended the answer, if one did. `sample` is
+    the number of the answer, where a request has several; `told_as` is that which its reader knows it by, where only
+    the best are told.
     """
 
     first_index: int
@@ -61,6 +63,8 @@ class Delta(NamedTuple):
     text: str
     outcome: Outcome | None = None
     stop_text: str | None = None
+    sample: int = 0
+    told_as: int | None = None
 
     @property
     def indexes(self) -> range:
@@ -71,8 +75,9 @@ class Delta(NamedTuple):
 class OutputStream:
     """An `OutputSink` with a reader's side. Both sides belong to one event loop.
 
-    The reader gets tokens from number `first_index` on, and the text that these complete. A stop text counts where it
-    is complete with token number `min_tokens` (counted from 1) or later; `include_stop`: it is part of the answer.
+    The reader gets tokens from number `first_index` on, and the text that these complete; `sample` is the number of
+    the answer. A stop text counts where it is complete with token number `min_tokens` (counted from 1) or later;
+    `include_stop`: it is part of the answer.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class OutputStream:
         stops: Sequence[str],
         observer: OutputObserver,
         first_index: int = 0,
+        sample: int = 0,
         *,
         min_tokens: int = 0,
         include_stop: bool = False,
@@ -96,7 +102,9 @@ class OutputStream:
         self._text_stop: TextStop | None = None
         self._outcome: Outcome | None = None
         self._error: CitybusError | None = None
+        self._sample = sample
         self._news = asyncio.Event()
+        self._tell: Callable[[], None] = lambda: None
 
     def push(self, update: SequenceUpdate) -> TextStop | None:
         if self._ended or (self._text_stop and not update.outcome):
@@ -106,20 +114,29 @@ class OutputStream:
         if update.outcome:
             self._end(update.outcome)
         if self._token_ids or self._ended:
-            self._news.set()
+            self._have_news()
         return None if self._ended else self._text_stop
 
     def replay(self, token_ids: Sequence[int]) -> TextStop | None:
         """Take tokens that were counted before; a `TextStop` says that they end the answer."""
         self._take(token_ids)
         if self._token_ids:
-            self._news.set()
+            self._have_news()
         return self._text_stop
 
     def fail(self, error: CitybusError) -> None:
         if not self._ended:
             self._error = error
-            self._news.set()
+            self._have_news()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `next` would return, or raise, at once."""
+        return self._news.is_set()
+
+    def when_news(self, tell: Callable[[], None]) -> None:
+        """Call `tell` whenever there is something for `next`."""
+        self._tell = tell
 
     async def next(self) -> Delta:
         """What has gathered: at least one token, or the outcome. Waits for it; not to be called after the outcome.
@@ -134,11 +151,15 @@ class OutputStream:
         token_ids, text = self._token_ids, self._text.getvalue()
         self._token_ids, self._text = array("I"), io.StringIO()
         stop_text = self._text_stop.text if self._text_stop else None
-        return Delta(self._num_tokens - len(token_ids), token_ids, text, self._outcome, stop_text)
+        return Delta(self._num_tokens - len(token_ids), token_ids, text, self._outcome, stop_text, self._sample)
 
     @property
     def _ended(self) -> bool:
         return self._outcome is not None or self._error is not None
+
+    def _have_news(self) -> None:
+        self._news.set()
+        self._tell()
 
     def _take(self, token_ids: Sequence[int]) -> int:
         """Add tokens, up to one that completes a stop text; returns how many."""

@@ -37,6 +37,7 @@ class PlanLog:
             "finished": plan.finished_ids,
             "preempted": plan.preempted_ids,
             "copies": len(plan.copies),
+            "forks": [[fork.sequence_id, fork.parent_id] for fork in plan.forks],
         }
         try:
             self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")

@@ -7,15 +7,21 @@ releases the GIL, and rendering a template is interrupted by it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from common.errors import InvalidRequest
+from common.errors import Exhausted, InvalidRequest
 from scheduler_svc.chat_template import ChatTemplate
 from scheduler_svc.tokenizer import Tokenizer
 
+MAX_WAITING_BYTES = 128 * 2**20
+"""Most bytes of prompts that wait for a thread or are encoded, as they are held; a larger one is taken alone."""
+
+_RETRY_AFTER_S = 1.0
 _THREADS = 2
 _SHORT_CHARACTERS = 4096  # about a millisecond to encode, a few hops between threads
 
@@ -58,11 +64,18 @@ _Source = TypeVar("_Source")
 
 
 class PromptEncoder:
-    """Encodes prompts for one model; `template` is None where the model has no chat template."""
+    """Encodes prompts for one model; `template` is None where the model has no chat template.
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    Prompts that wait for a thread take at most `max_waiting_bytes`.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, max_waiting_bytes: int = MAX_WAITING_BYTES
+    ) -> None:
         self.tokenizer = tokenizer
         self._template = template
+        self._max_waiting_bytes = max_waiting_bytes
+        self._waiting_bytes = 0
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="encode")
 
     @property
@@ -72,7 +85,8 @@ class PromptEncoder:
     async def encode(self, prompt: Prompt, vocab_size: int, max_model_len: int) -> tuple[int, ...]:
         """Token ids of `prompt`: at least one, each below `vocab_size`, possibly more than `max_model_len`.
 
-        Raises `InvalidRequest`, also for long text that has many more than `max_model_len` tokens.
+        Raises `InvalidRequest`, also for long text that has many more than `max_model_len` tokens, and `Exhausted`
+        where too much text waits already.
         """
         match prompt:
             case TokenPrompt():
@@ -80,9 +94,12 @@ class PromptEncoder:
             case TextPrompt() if len(prompt.text) <= _SHORT_CHARACTERS:
                 ids = self._encode_text(prompt.text, max_model_len)
             case TextPrompt():
-                ids = await self._in_thread(self._encode_text, prompt.text, max_model_len)
+                self.tokenizer.check_length(prompt.text, max_model_len)
+                with self._waiting([prompt.text]):
+                    ids = await self._in_thread(self._encode_text, prompt.text, max_model_len)
             case ChatPrompt():
-                ids = await self._in_thread(self._encode_chat, prompt.messages, max_model_len)
+                with self._waiting([message.content for message in prompt.messages]):
+                    ids = await self._in_thread(self._encode_chat, prompt.messages, max_model_len)
         if not ids:
             raise InvalidRequest(f"{prompt.field}: the prompt is empty; it must have at least one token")
         if (largest := max(ids)) >= vocab_size:
@@ -93,10 +110,32 @@ class PromptEncoder:
         """End the threads; what they have not begun is dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    @contextmanager
+    def _waiting(self, texts: Sequence[str]) -> Iterator[None]:
+        """Count the memory of a prompt while it waits and is encoded. Raises `Exhausted` where it would be too much."""
+        num_bytes = sum(map(sys.getsizeof, texts))
+        if self._waiting_bytes and self._waiting_bytes + num_bytes > self._max_waiting_bytes:
+            raise Exhausted(
+                f"prompts of {self._waiting_bytes >> 20} MiB wait to be encoded, as much as the server takes at once; "
+                "try again later",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self._waiting_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._waiting_bytes -= num_bytes
+
     async def _in_thread(
         self, encode: Callable[[_Source, int], tuple[int, ...]], source: _Source, max_model_len: int
     ) -> tuple[int, ...]:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, encode, source, max_model_len)
+        held = [source]  # the pool keeps a cancelled job until its turn; the text must not wait with it
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._pool, lambda: encode(held.pop(), max_model_len)
+            )
+        finally:
+            held.clear()
 
     def _encode_text(self, text: str, max_model_len: int) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode_text(text, max_model_len))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from citybus.v1 import generation_pb2 as pb
-from common.step import TokenLogprobs
+from common.logprobs import TokenLogprobs
 from scheduler_svc.annotations import Annotations
 from scheduler_svc.core.request import FinishReason, Outcome
 from scheduler_svc.output_stream import Delta
@@ -23,7 +23,8 @@ def parts_of(delta: Delta, most_tokens: int) -> Iterator[Delta]:
     token_ids, first = delta.token_ids, delta.first_index
     last = max(0, len(token_ids) - 1) // most_tokens * most_tokens
     for start in range(0, last, most_tokens):
-        yield Delta(first + start, token_ids[start : start + most_tokens], "")
+        part = token_ids[start : start + most_tokens]
+        yield Delta(first + start, part, "", sample=delta.sample, told_as=delta.told_as)
     yield delta._replace(first_index=first + last, token_ids=token_ids[last:])
 
 
@@ -31,6 +32,7 @@ def response_of(delta: Delta, annotations: Annotations | None = None) -> pb.Gene
     """The message for the next part of an answer."""
     response = pb.GenerateResponse(
         first_index=delta.first_index,
+        sample=delta.sample if delta.told_as is None else delta.told_as,
         token_ids=delta.token_ids,
         text=delta.text,
         finish=_finish(delta.outcome, delta.stop_text) if delta.outcome else None,
@@ -66,6 +68,8 @@ def _finish(outcome: Outcome, stop_text: str | None) -> pb.Finish:
             total_ms=1000 * outcome.total_s,
         ),
     )
+    if outcome.score is not None:
+        finish.score = outcome.score
     if stop_text is not None:
         finish.stop_text = stop_text
     elif outcome.stop_token_id is not None:

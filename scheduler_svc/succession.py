@@ -28,10 +28,11 @@ def take_in(core: Scheduler, restored: list[Restored], delivery: Delivery, journ
         try:
             core.add(each.request, each.tokens, each.beginning)
         except NeverFits as error:
-            journal.end(each.request.sequence_id, unserved(str(error)))
-            each.sink.fail(InvalidRequest(str(error)))
+            for index, sink in enumerate(each.sinks):
+                journal.end(each.request.sequence_id + index, unserved(str(error)))
+                sink.fail(InvalidRequest(str(error)))
         else:
-            delivery.add(each.request.sequence_id, each.sink)
+            delivery.add(each.request.sequence_id, each.sinks)
 
 
 def resume(core: Scheduler, reached: Reached, restored: list[Restored], delivery: Delivery) -> None:

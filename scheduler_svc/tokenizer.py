@@ -25,6 +25,7 @@ from tokenizers import Tokenizer as BackendTokenizer
 
 from common.errors import InvalidRequest
 from scheduler_svc.control_tokens import ControlSpellings
+from scheduler_svc.longest_token import longest_token
 from scheduler_svc.model_files import ModelFiles
 from scheduler_svc.token_bytes import TokenBytes
 
@@ -42,6 +43,7 @@ class Tokenizer:
     def __init__(self, files: ModelFiles) -> None:
         self._backend = backend = files.backend
         self.token_bytes = TokenBytes(backend)
+        self._longest_token = longest_token(backend, self.token_bytes)
         self._begin = _begin_ids(backend)
         control = _flag_control_tokens(backend, files.eos_token_ids)
         self.control_ids = frozenset(control.values())
@@ -57,6 +59,12 @@ class Tokenizer:
         Raises `InvalidRequest`, also for long text that has more than `limit` tokens; short text may give more.
         """
         return [*self._begin, *self._encode(text, limit)]
+
+    def check_length(self, text: str, limit: int) -> None:
+        """Raise `InvalidRequest` for long plain text whose length alone proves that it has more than `limit` tokens."""
+        longest = self._longest_token
+        if longest is not None and _is_long(text, limit) and len(text) > limit * longest:
+            raise _too_long(limit)
 
     def encode_rendered(self, rendered: str, limit: int) -> list[int]:
         """Ids of a rendered template that may hold shielded text; no begin token is added. Raises as `encode_text`."""
@@ -84,7 +92,7 @@ class Tokenizer:
         return self._spellings.unshield(text)
 
     def _encode(self, text: str, limit: int) -> list[int]:
-        if len(text) > max(_PIECE_CHARACTERS, 2 * limit):
+        if _is_long(text, limit):
             self._refuse_oversize(text, limit)
         ids = self._backend_ids(text)
         if self._is_forged(ids):
@@ -99,7 +107,7 @@ class Tokenizer:
         for start in range(0, len(text), _PIECE_CHARACTERS):
             count += len(self._backend_ids(text[start : start + _PIECE_CHARACTERS])) - _TOKENS_PER_CUT
             if count > limit:
-                raise InvalidRequest(f"the prompt has more than {limit} tokens, all that the model's context holds")
+                raise _too_long(limit)
 
     def _backend_ids(self, text: str) -> list[int]:
         # Only the batch methods release the GIL; the fast one keeps no offsets.
@@ -108,6 +116,15 @@ class Tokenizer:
 
     def _is_forged(self, ids: Sequence[int]) -> bool:
         return not self._unforgeable.isdisjoint(ids)
+
+
+def _is_long(text: str, limit: int) -> bool:
+    """Whether it is too much text to be encoded whole only to learn that it has more than `limit` tokens."""
+    return len(text) > max(_PIECE_CHARACTERS, 2 * limit)
+
+
+def _too_long(limit: int) -> InvalidRequest:
+    return InvalidRequest(f"the prompt has more than {limit} tokens, all that the model's context holds")
 
 
 def _flag_control_tokens(backend: BackendTokenizer, eos_token_ids: frozenset[int]) -> dict[str, int]:

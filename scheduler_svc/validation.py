@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from citybus.v1 import generation_pb2 as pb
 from common.errors import InvalidRequest, NotFound
 from common.step import ExecutorInfo, Sampling
+from scheduler_svc.answer_params import AnswerParams, answer_params_of
 from scheduler_svc.forms import Form, form_of
-from scheduler_svc.prompts import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
+from scheduler_svc.prompts import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt, check_room
 from scheduler_svc.sampling_limits import bad_words_of, check_count, sampling_of, token_ids
+from scheduler_svc.unknown_fields import refuse_unknown_fields
 
 MAX_MESSAGES = 4096
 MAX_STOP_TEXTS = 16
@@ -56,12 +58,15 @@ class GenerateCall:
     cache_salt: str | None
     skip_special_tokens: bool
     grace_s: float
+    answers: AnswerParams
 
 
 def validate_generate(request: pb.GenerateRequest, model: ExecutorInfo) -> GenerateCall:
     """The request, valid for `model`. Raises `InvalidRequest` or `NotFound`."""
     check_model(request.model, model)
     stopping = request.stopping
+    max_tokens = _at_least_one("stopping.max_tokens", stopping.max_tokens if stopping.HasField("max_tokens") else None)
+    check_room(len(request.tokens.ids), model.max_model_len)  # before they are copied
     return GenerateCall(
         request_id=_request_id(request),
         prompt=validate_prompt(request),
@@ -75,15 +80,14 @@ def validate_generate(request: pb.GenerateRequest, model: ExecutorInfo) -> Gener
         ignore_eos=stopping.ignore_eos,
         include_stop=stopping.include_stop,
         echo=request.output.echo,
-        max_tokens=_at_least_one(
-            "stopping.max_tokens", stopping.max_tokens if stopping.HasField("max_tokens") else None
-        ),
+        max_tokens=max_tokens,
         priority=_priority(request.priority),
         tenant=check_tenant(request.tenant),
         time_limit_s=_time_limit_s(request),
         cache_salt=_cache_salt(request),
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
         grace_s=_grace_s(request),
+        answers=answer_params_of(request, model),
     )
 
 
@@ -94,7 +98,10 @@ def check_model(name: str, model: ExecutorInfo) -> None:
 
 
 def validate_prompt(request: pb.GenerateRequest | pb.CountTokensRequest) -> Prompt:
-    """The prompt of a request. Raises `InvalidRequest`."""
+    """The prompt of a request, which holds nothing that this server does not know. Raises `InvalidRequest`."""
+    if len(request.chat.messages) > MAX_MESSAGES:  # first: a message takes two bytes on the wire and a hundred here
+        check_count("chat.messages", request.chat.messages, MAX_MESSAGES)
+    refuse_unknown_fields(request)
     match request.WhichOneof("prompt"):
         case "text":
             return TextPrompt(request.text)

@@ -8,6 +8,8 @@ changes the output, or meets a slot that was never written and raises `PoisonRea
 
 from __future__ import annotations
 
+import math
+import random
 import struct
 import time
 from array import array
@@ -16,6 +18,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
+from common.logprobs import TokenLogprobs
 from common.step import (
     ExecutorInfo,
     InvalidPlan,
@@ -67,6 +70,25 @@ def hashed_token(slots: bytes, index: int, sampling: Sampling, vocab_size: int) 
     return int.from_bytes(blake2b(slots, digest_size=8, key=key).digest(), "little") % vocab_size
 
 
+def hashed_logprobs(slots: bytes, token: int, num_top: int, vocab_size: int) -> TokenLogprobs:
+    """Log-probabilities that depend on every slot: those of `token`, and of the `num_top` likeliest."""
+    chance = random.Random(blake2b(slots, digest_size=8, key=b"logprobs").digest())
+    weights = [chance.random() ** 4 for _ in range(vocab_size)]
+    total = sum(weights)
+    logprobs = [math.log(max(weight, 1e-30) / total) for weight in weights]
+    order = sorted(range(vocab_size), key=lambda each: -logprobs[each])
+    top = order[:num_top]
+    return TokenLogprobs(logprobs[token], 1 + order.index(token), tuple(top), tuple(logprobs[each] for each in top))
+
+
+def slots_of(tokens: Sequence[int]) -> bytes:
+    """What computing `tokens` stores."""
+    slots = array("I")
+    for token in tokens:
+        slots.append(next_slot(slots[-1] if slots else 0, token))
+    return slots.tobytes()
+
+
 def reference_output(
     prompt: Sequence[int], n: int, sampling: Sampling, vocab_size: int, script: Script | None = None
 ) -> tuple[int, ...]:
@@ -82,7 +104,7 @@ def reference_output(
 
 
 class FakeExecutor:
-    """`common.step.StepExecutor` over a pool of numbers.
+    """`common.step_executor.StepExecutor` over a pool of numbers.
 
     `script` forces tokens; `fail` gives the reason why a plan's computation fails, or None; every step takes at
     least `step_time_s` seconds. A failed step stores nothing, the worst a real one can do.
@@ -168,7 +190,9 @@ class FakeExecutor:
         return ()
 
     def _compute(self, plan: StepPlan, rows: list[Row]) -> tuple[SampledToken, ...]:
+        forked = {fork.sequence_id: self.sequences[fork.parent_id].forked(fork) for fork in plan.forks}
         self._copy_blocks(plan)
+        self.sequences |= forked
         for new in plan.new_sequences:
             self.sequences[new.sequence_id] = Resident.of(new)
         self._store(rows)
@@ -242,7 +266,9 @@ class FakeExecutor:
         if token is None:
             token = hashed_token(slots, index, held.sampling, self.info.vocab_size)
         held.tokens.append(token)
-        return SampledToken(sequence_id, token)
+        num_top = held.sampling.num_logprobs
+        found = None if num_top is None else hashed_logprobs(slots, token, num_top, self.info.vocab_size)
+        return SampledToken(sequence_id, token, found)
 
     def _block(self, block_id: int) -> bytes:
         width = self.info.block_size * SLOT

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from common.step import (
     HASH_BYTES,
     ExecutorInfo,
+    Fork,
     InvalidPlan,
     NewSequence,
     Sampling,
@@ -34,6 +35,11 @@ class Resident:
         """A sequence that has just come."""
         computed, blocks = new.num_computed_tokens, list(new.block_ids)
         return cls(list(new.token_ids), new.num_prompt_tokens, computed, blocks, new.sampling, computed)
+
+    def forked(self, fork: Fork) -> Resident:
+        """A sequence that goes on from this one."""
+        tokens = [*self.tokens[: self.computed], fork.token_id]
+        return replace(self, tokens=tokens, blocks=[*self.blocks[: fork.num_kept_blocks], *fork.block_ids])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +72,22 @@ class Row:
 
 
 def checked_rows(plan: StepPlan, info: ExecutorInfo, resident: Mapping[int, Resident]) -> list[Row]:
-    """The rows of a plan, new sequences first. Raises `InvalidPlan` where the plan contradicts what is resident."""
+    """The rows of a plan: new sequences, scheduled ones, forks.
+
+    Raises `InvalidPlan` where the plan contradicts what is resident.
+    """
     gone = (*plan.finished_ids, *plan.preempted_ids)
     _require(len(set(gone)) == len(gone), "a sequence leaves twice")
     for sequence_id in gone:
         _require(sequence_id in resident, f"unknown sequence {sequence_id} leaves")
     staying = {key: value for key, value in resident.items() if key not in gone}
-    named = [row.sequence_id for row in plan.new_sequences] + [row.sequence_id for row in plan.scheduled]
+    named = [row.sequence_id for row in (*plan.new_sequences, *plan.scheduled, *plan.forks)]
     _require(len(set(named)) == len(named), "a sequence has two rows")
     rows = [_new_row(row, info, staying.keys()) for row in plan.new_sequences]
     rows += [_known_row(row, staying) for row in plan.scheduled]
+    rows += [_fork_row(row, info, staying, gone) for row in plan.forks]
+    for fork in plan.forks:
+        staying.pop(fork.sequence_id, None)
     _check_limits(rows, info)
     _check_tables(rows, info, staying)
     _check_copies(plan, info, {block for value in staying.values() for block in value.blocks})
@@ -95,6 +107,16 @@ def _known_row(row: ScheduledSequence, staying: Mapping[int, Resident]) -> Row:
     held = staying[row.sequence_id]
     table = (*held.blocks, *row.new_block_ids)
     return Row(row.sequence_id, held.computed, row.num_tokens, len(held.tokens), table, False)
+
+
+def _fork_row(fork: Fork, info: ExecutorInfo, staying: Mapping[int, Resident], gone: tuple[int, ...]) -> Row:
+    _require(fork.parent_id in staying, f"sequence {fork.sequence_id} forks an unknown one")
+    _require(fork.sequence_id not in gone, f"sequence {fork.sequence_id} leaves and is forked")
+    _require(0 <= fork.token_id < info.vocab_size, "token outside the vocabulary")
+    parent = staying[fork.parent_id]
+    _require(0 <= fork.num_kept_blocks <= len(parent.blocks), "more blocks kept than there are")
+    table = (*parent.blocks[: fork.num_kept_blocks], *fork.block_ids)
+    return Row(fork.sequence_id, parent.computed, 1, parent.computed + 1, table, False)
 
 
 def _check_limits(rows: list[Row], info: ExecutorInfo) -> None:

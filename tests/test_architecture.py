@@ -33,7 +33,7 @@ ARROWS = {
 }
 # Pure packages: a narrower choice of ours, nothing third-party, and no clock, chance, I/O or concurrency.
 PURE = {
-    "scheduler_svc/core": ("scheduler_svc.core", "common.step"),
+    "scheduler_svc/core": ("scheduler_svc.core", "common.step", "common.logprobs", "common.grammar"),
     "scheduler_svc/policies": ("scheduler_svc.policies", "scheduler_svc.core", "common.step"),
 }
 IMPURE = "asyncio concurrent datetime logging multiprocessing os random secrets socket subprocess threading time uuid"
@@ -59,6 +59,7 @@ STUB_IMPORTERS = (
     "scheduler_svc/__main__.py",
     "scheduler_svc/acceptance.py",
     "scheduler_svc/admin.py",
+    "scheduler_svc/answer_params.py",
     "scheduler_svc/admin_messages.py",
     "scheduler_svc/executor_client.py",
     "scheduler_svc/forms.py",
@@ -76,6 +77,7 @@ STUB_IMPORTERS = (
     "citybus/forms.py",
     "citybus/messages.py",
     "citybus/reconnect.py",
+    "citybus/reading.py",
     "citybus/requests.py",
     "citybus/stream.py",
     "citybus/cli/status.py",

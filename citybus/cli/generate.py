@@ -18,7 +18,7 @@ from citybus.cli.options import (
 from citybus.cli.output import describe, write_answer
 from citybus.client import Client
 from citybus.failure import Failure
-from citybus.messages import Delta, FinishReason
+from citybus.messages import Delta, FinishReason, completions_of
 from citybus.requests import ChatMessage
 from citybus.stream import Stream
 
@@ -33,6 +33,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_connection(parser)
     add_request_options(parser)
     add_output_options(parser)
+    several = "answers to give, each with a seed of its own; at most 64 (default: 1)"
+    group = parser.add_argument_group("answers", argument_default=argparse.SUPPRESS)
+    group.add_argument("--n", type=int, metavar="N", help=several)
+    group.add_argument("--best-of", type=int, metavar="N", help="make so many, give the --n best (default: --n)")
+    group.add_argument("--beam-width", type=int, metavar="N", help="beams of a search, 2 to 16 (default: draw instead)")
+    group.add_argument("--length-penalty", type=float, metavar="P", help="over 0 favours long beams (default: 1)")
     parser.set_defaults(run=run)
 
 
@@ -40,9 +46,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the answer as it is made."""
     prompt = _read_stdin() if args.prompt == "-" else args.prompt
     with failures(args.address), connect(args) as client, _start(client, prompt, args) as stream:
-        (_print_json if args.json else _print_text)(stream)
+        (_print_json if args.json else _print_text)(stream, getattr(args, "n", 1))
         if args.stats:
-            print(describe(stream.finish), file=sys.stderr)
+            for finish in stream.finishes:
+                print(describe(finish), file=sys.stderr)
     return 0
 
 
@@ -61,18 +68,27 @@ def _start(client: Client, prompt: str, args: argparse.Namespace) -> Stream:
     return client.generate(**options)
 
 
-def _print_text(stream: Stream) -> None:
-    for delta in stream:
-        write_answer(delta.prompt.text + delta.text if delta.prompt is not None else delta.text)
-    write_answer("\n")
-    if stream.finish.reason is not FinishReason.STOP:
-        print(f"[ended by {stream.finish.reason}]", file=sys.stderr)
+def _print_text(stream: Stream, num_samples: int) -> None:
+    """One answer as it is made; several one after the other, once all are there."""
+    if num_samples == 1:
+        for delta in stream:
+            write_answer(delta.prompt.text + delta.text if delta.prompt is not None else delta.text)
+        write_answer("\n")
+    else:
+        deltas = list(stream)
+        for sample, completion in enumerate(completions_of(deltas, stream.finishes, None)):
+            write_answer(f"[{sample}] {completion.text}\n")
+    for finish in stream.finishes:
+        if finish.reason is not FinishReason.STOP:
+            print(f"[ended by {finish.reason}]", file=sys.stderr)
 
 
-def _print_json(stream: Stream) -> None:
+def _print_json(stream: Stream, num_samples: int) -> None:
     for delta in stream:
         print(json.dumps(_told(delta)), flush=True)
-    print(json.dumps({"request_id": stream.request_id(), "finish": asdict(stream.finish)}), flush=True)
+    finishes = [asdict(finish) for finish in stream.finishes]
+    end = {"finish": finishes[0]} if num_samples == 1 else {"finishes": finishes}
+    print(json.dumps({"request_id": stream.request_id(), **end}), flush=True)
 
 
 def _told(delta: Delta) -> dict[str, object]:

@@ -27,9 +27,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return once the service is healthy. Raises `Failure` where it is not in time."""
-    try:
-        with failures(args.address), Client(args.address, tls=tls_of(args)) as client:
+    with failures(args.address), Client(args.address, tls=tls_of(args)) as client:
+        try:
             client.wait_ready(args.timeout)
-    except Unavailable as error:
-        raise Failure(str(error)) from error
+        except Unavailable as error:
+            raise Failure(str(error)) from error
     return 0

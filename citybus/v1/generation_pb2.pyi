@@ -19,6 +19,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _EarlyStopping:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlyStopping.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
+    """EARLY_STOPPING_HEURISTIC."""
+    EARLY_STOPPING_HEURISTIC: _EarlyStopping.ValueType  # 1
+    """Where the best beam, were it to end now, would be worse than the worst answer (early_stopping=False)."""
+    EARLY_STOPPING_FULL: _EarlyStopping.ValueType  # 2
+    """At once (early_stopping=True)."""
+    EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 3
+    """Where no beam can become better than the worst answer (early_stopping="never")."""
+
+class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
+    """When a beam search ends that has as many answers as beams."""
+
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
+"""EARLY_STOPPING_HEURISTIC."""
+EARLY_STOPPING_HEURISTIC: EarlyStopping.ValueType  # 1
+"""Where the best beam, were it to end now, would be worse than the worst answer (early_stopping=False)."""
+EARLY_STOPPING_FULL: EarlyStopping.ValueType  # 2
+"""At once (early_stopping=True)."""
+EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 3
+"""Where no beam can become better than the worst answer (early_stopping="never")."""
+Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -71,6 +99,8 @@ class GenerateRequest(_message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     RECONNECT_GRACE_MS_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    BEAM_SEARCH_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of this request, chosen by the caller: 1 to 128 printable ASCII characters without spaces. Absent: the
@@ -119,6 +149,14 @@ class GenerateRequest(_message.Message):
         """What is told besides the answer."""
 
     @_builtins.property
+    def samples(self) -> Global___SampleParams:
+        """How many answers to give."""
+
+    @_builtins.property
+    def beam_search(self) -> Global___BeamSearchParams:
+        """Search for the likeliest answers, instead of drawing."""
+
+    @_builtins.property
     def structured_output(self) -> Global___StructuredOutput:
         """What the answer's text has to be. Absent: anything."""
 
@@ -139,11 +177,13 @@ class GenerateRequest(_message.Message):
         skip_special_tokens: _builtins.bool | None = ...,
         reconnect_grace_ms: _builtins.int | None = ...,
         output: Global___OutputParams | None = ...,
+        samples: Global___SampleParams | None = ...,
+        beam_search: Global___BeamSearchParams | None = ...,
         structured_output: Global___StructuredOutput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_reconnect_grace_ms", b"_reconnect_grace_ms", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "cache_salt", b"cache_salt", "chat", b"chat", "output", b"output", "prompt", b"prompt", "reconnect_grace_ms", b"reconnect_grace_ms", "request_id", b"request_id", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "structured_output", b"structured_output", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_reconnect_grace_ms", b"_reconnect_grace_ms", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "chat", b"chat", "output", b"output", "prompt", b"prompt", "reconnect_grace_ms", b"reconnect_grace_ms", "request_id", b"request_id", "samples", b"samples", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "structured_output", b"structured_output", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_reconnect_grace_ms", b"_reconnect_grace_ms", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "reconnect_grace_ms", b"reconnect_grace_ms", "request_id", b"request_id", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "structured_output", b"structured_output", "tenant", b"tenant", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_reconnect_grace_ms", b"_reconnect_grace_ms", "_request_id", b"_request_id", "_skip_special_tokens", b"_skip_special_tokens", "_time_limit_ms", b"_time_limit_ms", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "reconnect_grace_ms", b"reconnect_grace_ms", "request_id", b"request_id", "samples", b"samples", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stopping", b"stopping", "structured_output", b"structured_output", "tenant", b"tenant", "text", b"text", "time_limit_ms", b"time_limit_ms", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
@@ -171,6 +211,79 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class SampleParams(_message.Message):
+    """How many answers one prompt gets. Each is a sample of its own: its tokens are drawn with its own seed, it stops on its
+    own, and its messages carry its index.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    N_FIELD_NUMBER: _builtins.int
+    BEST_OF_FIELD_NUMBER: _builtins.int
+    n: _builtins.int
+    """Number of samples, 1 to 64. Absent: 1. Sample i draws what a request alone would draw whose seed is
+    seed + i * 0x9E3779B97F4A7C15 (modulo 2^64); the first one has the seed of the request.
+    """
+    best_of: _builtins.int
+    """Make so many samples, n to 64, and tell the n best when all have ended, the best first: those whose tokens have the
+    highest mean log-probability. Absent: n.
+    """
+    def __init__(
+        self,
+        *,
+        n: _builtins.int | None = ...,
+        best_of: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_n", b"_n", "best_of", b"best_of", "n", b"n"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_n", b"_n", "best_of", b"best_of", "n", b"n"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__best_of: _TypeAlias = _typing.Literal["best_of"]  # noqa: Y015
+    _WhichOneofArgType__best_of: _TypeAlias = _typing.Literal["_best_of", b"_best_of"]  # noqa: Y015
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best_of) -> _WhichOneofReturnType__best_of | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
+
+Global___SampleParams: _TypeAlias = SampleParams  # noqa: Y015
+
+@_typing.final
+class BeamSearchParams(_message.Message):
+    """Beam search, by the rules of the transformers library. Nothing is told before its end; then its samples.n best answers,
+    the best first. Nothing of sampling or output can be set together with it, nor stop texts, min_tokens or best_of.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WIDTH_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
+    width: _builtins.int
+    """Beams, 2 to 16; samples.n is at most as many."""
+    length_penalty: _builtins.float
+    """A score is the sum of log-probabilities divided by the number of tokens to this power; -10 to 10. Absent: 1."""
+    early_stopping: Global___EarlyStopping.ValueType
+    """When the search ends that has as many answers as beams."""
+    def __init__(
+        self,
+        *,
+        width: _builtins.int = ...,
+        length_penalty: _builtins.float | None = ...,
+        early_stopping: Global___EarlyStopping.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "length_penalty", b"length_penalty"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "early_stopping", b"early_stopping", "length_penalty", b"length_penalty", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
+    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
+
+Global___BeamSearchParams: _TypeAlias = BeamSearchParams  # noqa: Y015
 
 @_typing.final
 class StructuredOutput(_message.Message):
@@ -251,22 +364,30 @@ class AttachRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     NEXT_INDEX_FIELD_NUMBER: _builtins.int
+    NEXT_INDEXES_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """As in the request."""
     request_id: _builtins.str
     """As in the request, or from the initial metadata."""
     next_index: _builtins.int
     """Index of the first token wanted: the number of tokens received so far. The text starts where theirs ended."""
+    @_builtins.property
+    def next_indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The same for each sample, in their order, where there is more than one; it then counts instead of next_index.
+        Samples beyond the list start at their first token. Samples that had ended tell their finish again.
+        """
+
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         request_id: _builtins.str = ...,
         next_index: _builtins.int = ...,
+        next_indexes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_index", b"next_index", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_index", b"next_index", "next_indexes", b"next_indexes", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -609,6 +730,7 @@ class GenerateResponse(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     first_index: _builtins.int
@@ -617,13 +739,15 @@ class GenerateResponse(_message.Message):
     """
     text: _builtins.str
     """Text completed since the message before: whole characters, never part of a stop string."""
+    sample: _builtins.int
+    """Which sample this is of, from 0."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens generated since the message before."""
 
     @_builtins.property
     def finish(self) -> Global___Finish:
-        """Set in the last message, and only there."""
+        """Set in the last message of each sample, and only there."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
@@ -631,7 +755,7 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt(self) -> Global___Prompt:
-        """The prompt, where OutputParams asks for it: in the message whose first_index is 0."""
+        """The prompt, where OutputParams asks for it: in the message of sample 0 whose first_index is 0."""
 
     def __init__(
         self,
@@ -640,12 +764,13 @@ class GenerateResponse(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
         finish: Global___Finish | None = ...,
+        sample: _builtins.int = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         prompt: Global___Prompt | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "first_index", b"first_index", "logprobs", b"logprobs", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "first_index", b"first_index", "logprobs", b"logprobs", "prompt", b"prompt", "sample", b"sample", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -729,7 +854,7 @@ Global___Prompt: _TypeAlias = Prompt  # noqa: Y015
 
 @_typing.final
 class Finish(_message.Message):
-    """How an answer ended. A request that fails ends with a gRPC status instead."""
+    """How a sample ended. A request that fails ends with a gRPC status instead."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -738,12 +863,15 @@ class Finish(_message.Message):
     STOP_TEXT_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Why it ended."""
     stop_token_id: _builtins.int
     """A model's end token or one of stop_token_ids."""
     stop_text: _builtins.str
     """One of the request's stop texts."""
+    score: _builtins.float
+    """What best_of or beam_search ranked it by. Absent without either, and where a best_of sample has no tokens."""
     @_builtins.property
     def usage(self) -> Global___Usage:
         """What it took."""
@@ -760,20 +888,26 @@ class Finish(_message.Message):
         stop_text: _builtins.str = ...,
         usage: Global___Usage | None = ...,
         timings: Global___Timings | None = ...,
+        score: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["stop_text", b"stop_text", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score", "stop_text", b"stop_text", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "stop_text", b"stop_text", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "reason", b"reason", "score", b"score", "stop_text", b"stop_text", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
     _WhichOneofReturnType_stopped_by: _TypeAlias = _typing.Literal["stop_token_id", "stop_text"]  # noqa: Y015
     _WhichOneofArgType_stopped_by: _TypeAlias = _typing.Literal["stopped_by", b"stopped_by"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_stopped_by) -> _WhichOneofReturnType_stopped_by | None: ...
 
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """Token counts of one request."""
+    """Token counts of one sample."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -781,11 +915,13 @@ class Usage(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
-    """Tokens of the prompt."""
+    """Tokens of the prompt, which is there once however many samples there are."""
     completion_tokens: _builtins.int
     """Tokens generated, the one that completed the stop included."""
     cached_tokens: _builtins.int
-    """Prompt tokens whose keys and values were found in the prefix cache, at first admission."""
+    """Prompt tokens whose keys and values were found in the prefix cache, at first admission; for later samples also
+    what an earlier one has computed.
+    """
     def __init__(
         self,
         *,

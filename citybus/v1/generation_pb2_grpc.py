@@ -67,7 +67,7 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Streams the tokens of one answer. Closing the call cancels the request, at once or after reconnect_grace_ms. The request id travels back in
+        """Streams the tokens of one answer, or of several samples, in any order. Closing the call cancels the request, at once or after reconnect_grace_ms. The request id travels back in
         the initial metadata key "citybus-request-id" as soon as the request is accepted.
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """

@@ -34,7 +34,7 @@ class GenerationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
-    """Streams the tokens of one answer. Closing the call cancels the request, at once or after reconnect_grace_ms. The request id travels back in
+    """Streams the tokens of one answer, or of several samples, in any order. Closing the call cancels the request, at once or after reconnect_grace_ms. The request id travels back in
     the initial metadata key "citybus-request-id" as soon as the request is accepted.
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
@@ -57,7 +57,7 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Streams the tokens of one answer. Closing the call cancels the request, at once or after reconnect_grace_ms. The request id travels back in
+    """Streams the tokens of one answer, or of several samples, in any order. Closing the call cancels the request, at once or after reconnect_grace_ms. The request id travels back in
     the initial metadata key "citybus-request-id" as soon as the request is accepted.
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
@@ -83,7 +83,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
-        """Streams the tokens of one answer. Closing the call cancels the request, at once or after reconnect_grace_ms. The request id travels back in
+        """Streams the tokens of one answer, or of several samples, in any order. Closing the call cancels the request, at once or after reconnect_grace_ms. The request id travels back in
         the initial metadata key "citybus-request-id" as soon as the request is accepted.
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """

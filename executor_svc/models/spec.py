@@ -95,6 +95,8 @@ class ModelSpec:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The facts of a model folder. Raises `StartupError`."""
+        if folder.suffix == ".gguf" and folder.is_file():
+            raise StartupError(f"{folder}: GGUF files are not read: --model must be a model folder with safetensors")
         path = folder / "config.json"
         try:
             config = json.loads(path.read_text(encoding="utf-8"))

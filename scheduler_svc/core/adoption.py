@@ -71,7 +71,8 @@ def _agrees(sequence: Sequence, resident: ResidentSequence, blocks: BlockManager
     """
     known = tuple(sequence.tokens)
     return (
-        resident.num_prompt_tokens == sequence.num_prompt_tokens
+        sequence.search is None  # it starts over: what its beams are worth is known to nobody
+        and resident.num_prompt_tokens == sequence.num_prompt_tokens
         and resident.token_ids[: len(known)] == known
         and resident.sampling == sequence.request.sampling
         and len(resident.block_ids) == blocks.blocks_for(resident.num_computed_tokens)

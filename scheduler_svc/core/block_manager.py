@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.step import BlockCopy, SealedBlock
+from scheduler_svc.core.beam_tables import BeamTables
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.prefix_cache import CachedBlock, PartialHit, PrefixCache, block_hash, root_hash
 from scheduler_svc.core.sequence import Sequence
@@ -33,7 +34,7 @@ class BlockManager:
     """Hands out blocks as tokens appear, shares full ones, copies partly filled ones, and fences those given back.
 
     A block that a plan in flight may still write, or read for a copy, stays held until the result of that plan is in:
-    `release_fenced` is told of each. `key` makes the content hashes of this pool.
+    `release_fenced` is told of each. `key` makes the content hashes of this pool; `beams` are the tables of searches.
     """
 
     def __init__(self, num_blocks: int, block_size: int, key: bytes) -> None:
@@ -41,6 +42,7 @@ class BlockManager:
         self._key = key
         self._pool = BlockPool(num_blocks)
         self._cache = PrefixCache()
+        self.beams = BeamTables(self._pool, self._cache, block_size)
         self._fenced: dict[int, list[int]] = {}
         self._last_result = 0
 
@@ -81,7 +83,10 @@ class BlockManager:
         return -(-num_tokens // self._block_size)
 
     def room(self, sequence: Sequence) -> int:
-        """Tokens the sequence can store without a new block."""
+        """Tokens the sequence can store without a new block; of a search, all its beams together."""
+        if sequence.branches:
+            slots = sum(map(len, sequence.branches)) * self._block_size
+            return slots - len(sequence.branches) * sequence.num_branched
         return len(sequence.block_table) * self._block_size - sequence.num_scheduled
 
     def find(self, sequence: Sequence, step: int) -> PrefixHit:
@@ -161,6 +166,12 @@ class BlockManager:
             sequence.num_sealed += 1
         return sealed
 
+    def offer_rest(self, sequence: Sequence) -> None:
+        """Let others copy what the sequence has stored in its partly filled block, after `seal`."""
+        index = sequence.num_sealed
+        if index * self._block_size < sequence.num_stored:
+            self._cache.insert(sequence.block_table[index], self._content(sequence, index, None))
+
     def is_known(self, sealed: SealedBlock) -> bool:
         """Whether the block still holds what it was sealed with: it may have been handed out anew since."""
         return self._cache.find(sealed.content_hash) == sealed.block_id
@@ -168,15 +179,14 @@ class BlockManager:
     def give_back(self, sequence: Sequence) -> list[SealedBlock]:
         """Take all blocks from a sequence; what it has stored stays known, its partly filled block included."""
         sealed = self.seal(sequence)
-        index = sequence.num_sealed
-        if index * self._block_size < sequence.num_stored:
-            self._cache.insert(sequence.block_table[index], self._content(sequence, index, None))
-        table = sequence.block_table
-        table.reverse()  # the end of a prefix is worth less than its beginning: it is reused first
-        if sequence.last_step > self._last_result:
-            self._fence(sequence.last_step, table)
-        else:
-            self._release(table)
+        if not sequence.branches:
+            self.offer_rest(sequence)
+        for table in sequence.branches or [sequence.block_table]:
+            table.reverse()  # the end of a prefix is worth less than its beginning: it is reused first
+            if sequence.last_step > self._last_result:
+                self._fence(sequence.last_step, table)
+            else:
+                self._release(table)
         sequence.forget_blocks()
         return sealed
 

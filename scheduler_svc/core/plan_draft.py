@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-from common.step import BlockCopy, NewSequence, ScheduledSequence, SealedBlock, StepPlan
+from common.step import BlockCopy, Fork, NewSequence, SampledToken, ScheduledSequence, SealedBlock, StepPlan
 from scheduler_svc.core.policy import Charge
+from scheduler_svc.core.request import WrongResult
 from scheduler_svc.core.sequence import Sequence
 
 
@@ -14,7 +17,8 @@ from scheduler_svc.core.sequence import Sequence
 class PlanDraft:
     """What a step has so far, and what it has left: `tokens` of its budget and `seats` in its batch.
 
-    `charges` has an entry for every row; `new_drawing` and `known_drawing` are the sequences that draw a token.
+    `charges` has an entry for every sequence that computes; `new_drawing` and `known_drawing` are those that draw a
+    token, `forked` the searches that go on.
     """
 
     step: int
@@ -30,6 +34,9 @@ class PlanDraft:
     computing: list[Sequence] = field(default_factory=list)
     new_drawing: list[Sequence] = field(default_factory=list)
     known_drawing: list[Sequence] = field(default_factory=list)
+    preempted_ids: list[int] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
+    forked: list[Sequence] = field(default_factory=list)
 
     def take(self, sequence: Sequence, num_tokens: int, num_drawn: int) -> None:
         """Spend tokens of the budget on a sequence."""
@@ -53,20 +60,35 @@ class PlanDraft:
             new_sequences=tuple(self.new_sequences),
             scheduled=tuple(self.scheduled),
             finished_ids=tuple(finished_ids),
-            preempted_ids=tuple(sequence.sequence_id for sequence in self.preempted),
+            preempted_ids=tuple(self.preempted_ids),
             copies=tuple(self.copies),
             sealed=tuple(sealed),
+            forks=tuple(self.forks),
         )
 
     def in_flight(self) -> PlanInFlight:
         """What is remembered of it."""
-        return PlanInFlight(self.step, self.new_drawing + self.known_drawing, self.computing)
+        return PlanInFlight(self.step, self.new_drawing + self.known_drawing, self.forked, self.computing)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInFlight:
-    """What is remembered of a plan until its result is in: who draws a token, and everybody who computes."""
+    """What is remembered of a plan until its result is in: who draws a token, which searches go on, and everybody who
+    computes.
+    """
 
     step: int
     drawing: list[Sequence]
+    forked: list[Sequence]
     computing: list[Sequence]
+
+    def draws(self, sampled: ListOf[SampledToken]) -> list[tuple[Sequence, ListOf[SampledToken]]]:
+        """Who drew what of a result: one token, or one for each beam. Raises `WrongResult` where others drew."""
+        sizes = [1] * len(self.drawing) + [sequence.num_seats for sequence in self.forked]
+        ends = list(accumulate(sizes))
+        parts = [sampled[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        draws = list(zip([*self.drawing, *self.forked], parts, strict=True))
+        expected = [one.sequence_id + index for one, part in draws for index in range(len(part))]
+        if [token.sequence_id for token in sampled] != expected or len(sampled) != sum(sizes):
+            raise WrongResult(f"the result of step {self.step} has tokens of other sequences than its plan")
+        return draws

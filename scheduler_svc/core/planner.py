@@ -8,6 +8,7 @@ from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.plan_draft import PlanDraft
 from scheduler_svc.core.policy import StepView
 from scheduler_svc.core.roster import Roster
+from scheduler_svc.core.search_steps import blocks_wanted, can_fork, fork, resident_ids
 from scheduler_svc.core.sequence import Sequence
 
 
@@ -27,26 +28,27 @@ class Planner:
         """The draft of plan number `step`."""
         draft = PlanDraft(step, self._info.max_step_tokens, self._info.max_sequences)
         decodes, prefills = self._active()
-        if len(decodes) + len(prefills) > self._blocks.num_available + self._blocks.num_fenced:
+        if self._may_lack_blocks(decodes, prefills):
             self._make_room(policy, draft, now)
             decodes, prefills = self._active()
-        draft.seats -= len(decodes) + len(prefills)
-        view = self._view(draft, decodes, prefills)
+        waiting = self._roster.boardable()  # before anything is scheduled: a sample copies what earlier plans compute
+        draft.seats -= len(decodes) + len(prefills) + self._roster.search_seats()
+        view = self._view(draft, decodes, prefills, len(waiting))
         self._schedule_decodes(decodes, draft)
         tokens = self._prefill_tokens(policy, view, draft, now)
         if prefills and tokens > 0:
             tokens -= self._continue_prefills(prefills, policy, view, tokens, draft, now)
-        if tokens > 0 and draft.seats > 0 and self._roster.waiting:
-            self._admit(policy, view, tokens, draft, now)
+        if tokens > 0 and draft.seats > 0 and waiting:
+            self._admit(waiting, policy, view, tokens, draft, now)
         return draft
 
-    def _view(self, draft: PlanDraft, decodes: list[Sequence], prefills: list[Sequence]) -> StepView:
+    def _view(self, draft: PlanDraft, decodes: list[Sequence], prefills: list[Sequence], num_waiting: int) -> StepView:
         return StepView(
             max_tokens=draft.tokens,
             num_decodes=len(decodes),
             num_prefills=len(prefills),
             running=tuple(sequence.view for sequence in self._roster.running),
-            num_waiting=len(self._roster.waiting),
+            num_waiting=num_waiting,
             num_seats=draft.seats,
             num_blocks=self._info.num_blocks,
             block_size=self._info.block_size,
@@ -69,16 +71,22 @@ class Planner:
         The eldest is never a victim, so that whatever a policy says, somebody gets to the end.
         """
         survivors = [sequence for sequence in self._roster.running if sequence.num_remaining > 0]
-        needed = sum(1 for sequence in survivors if self._blocks.room(sequence) == 0)
+        needed = sum(blocks_wanted(sequence, self._blocks) for sequence in survivors)
         while len(survivors) > 1 and needed > self._blocks.num_available + self._blocks.num_fenced:
             candidates = survivors[1:]
             chosen = policy.victim(tuple(sequence.view for sequence in candidates), now)
             victim = next(sequence for sequence in candidates if sequence.view is chosen)
-            needed -= self._blocks.room(victim) == 0
+            needed -= blocks_wanted(victim, self._blocks)
             survivors.remove(victim)
             self._preempt(victim, draft, now)
 
+    def _may_lack_blocks(self, decodes: list[Sequence], prefills: list[Sequence]) -> bool:
+        """Whether not everybody who runs is sure to have the blocks they need next."""
+        most = len(decodes) + len(prefills) + self._roster.search_seats(of_all=True)
+        return most > self._blocks.num_available + self._blocks.num_fenced
+
     def _preempt(self, sequence: Sequence, draft: PlanDraft, now: float) -> None:
+        draft.preempted_ids.extend(resident_ids(sequence))
         draft.sealed.extend(self._blocks.give_back(sequence))
         draft.preempted.append(sequence)
         sequence.resident = False
@@ -86,7 +94,12 @@ class Planner:
         self._roster.wait_again(sequence)
 
     def _schedule_decodes(self, decodes: list[Sequence], draft: PlanDraft) -> None:
-        """One token for each; where the budget is too small for all, for those that have waited longest."""
+        """One token for each, or for each beam; where the budget is too small, for those that have waited longest."""
+        searches = [sequence for sequence in decodes if can_fork(sequence)] if self._roster.has_searches else []
+        for sequence in searches:
+            fork(sequence, self._blocks, draft)
+        if searches:
+            decodes = [sequence for sequence in decodes if sequence not in searches]
         if len(decodes) > draft.tokens:
             decodes = sorted(decodes, key=lambda sequence: sequence.last_step)[: draft.tokens]
         block_size, step = self._info.block_size, draft.step
@@ -122,7 +135,7 @@ class Planner:
         now: float,
     ) -> int:
         """Continue prefills in the policy's order; returns the tokens spent."""
-        if draft.seats > 0 and self._roster.waiting:
+        if draft.seats > 0 and view.num_waiting:
             tokens = max(1, tokens - policy.boarding_reserve(view, now))
         by_id = {sequence.sequence_id: sequence for sequence in prefills}
         spent = 0
@@ -145,16 +158,24 @@ class Planner:
         draft.scheduled.append(ScheduledSequence(sequence.sequence_id, num_tokens, grown))
         self._advance(sequence, num_tokens, draft, draft.known_drawing)
 
-    def _admit(self, policy: GuardedPolicy, view: StepView, prefill_tokens: int, draft: PlanDraft, now: float) -> None:
+    def _admit(
+        self,
+        boardable: list[Sequence],
+        policy: GuardedPolicy,
+        view: StepView,
+        prefill_tokens: int,
+        draft: PlanDraft,
+        now: float,
+    ) -> None:
         """Board waiting sequences while there are seats, tokens, and blocks for all they have to compute."""
         promised = sum(self._promised(sequence) for sequence in self._roster.running)
-        waiting = tuple(sequence.view for sequence in self._roster.waiting)
+        waiting = tuple(sequence.view for sequence in boardable)
         alone = not self._roster.running and not draft.computing
         for chosen in policy.admission_order(waiting, view, now, alone=alone):
             sequence = self._roster.get(chosen.sequence_id)
             assert sequence is not None, "the guard lets only those pass who wait"
             hit = self._boarding_hit(sequence, draft.step, promised)
-            if hit is None:
+            if hit is None or sequence.num_seats > draft.seats:
                 break
             num_tokens = self._board(sequence, hit, prefill_tokens, draft)
             promised += self._promised(sequence)
@@ -167,8 +188,10 @@ class Planner:
 
         Who boards must leave them alone, or somebody would be preempted at once.
         """
+        if sequence.branches:
+            return sequence.num_seats
         unallocated = self._blocks.blocks_for(len(sequence.tokens)) - len(sequence.block_table)
-        return max(unallocated, 0) + 1
+        return max(unallocated, 0) + sequence.num_seats
 
     def _boarding_hit(self, sequence: Sequence, step: int, promised: int) -> PrefixHit | None:
         """The prefix with which the sequence can board now; None where it has to wait."""
@@ -203,11 +226,12 @@ class Planner:
         draft.boarded.append(sequence)
         sequence.note_reuse(computed)
         sequence.resident = True
-        draft.seats -= 1
+        draft.seats -= sequence.num_seats
         self._advance(sequence, num_tokens, draft, draft.new_drawing)
         return num_tokens
 
     def _advance(self, sequence: Sequence, num_tokens: int, draft: PlanDraft, drawing: list[Sequence]) -> None:
+        lacked_prompt = not sequence.has_computed_prompt
         sequence.num_scheduled += num_tokens
         sequence.last_step = draft.step
         draws = sequence.num_scheduled == sequence.num_planned
@@ -216,3 +240,5 @@ class Planner:
             sequence.num_pending += 1
             drawing.append(sequence)
         draft.sealed.extend(self._blocks.seal(sequence))
+        if sequence.request.group is not None and lacked_prompt and sequence.has_computed_prompt:
+            self._blocks.offer_rest(sequence)

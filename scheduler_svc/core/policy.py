@@ -86,7 +86,7 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A plan computes `num_tokens` tokens for `sequence`, and draws `num_drawn` new ones (0 or 1)."""
+    """A plan computes `num_tokens` tokens for `sequence`, and draws `num_drawn` new ones: 0 or 1, or one a beam."""
 
     sequence: SequenceView
     num_tokens: int

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from common.step import Sampling
+from scheduler_svc.core.beams import BeamParams
 from scheduler_svc.core.scoring import Scored
 
 
@@ -16,7 +17,10 @@ class Request:
 
     `stop_token_ids` end it, the model's own end tokens included unless they are to be ignored, once it has more than
     `sampling.min_tokens` tokens: the executor does not draw them before. `max_tokens` None:
-    as many as fit. `arrival` and `deadline` are readings of the caller's clock, in seconds.
+    as many as fit. `arrival` and `deadline` are readings of the caller's clock, in seconds. Sequences of the same
+    `group` are samples of one prompt: one of them computes it, the others board when it is there. With `beams` it is a
+    search, which has the `beams.width` ids from `sequence_id` on: its beams use them, and so do its answers.
+    The outcome of one that `is_ranked` has a score, for which its sampling asks for log-probabilities.
     """
 
     sequence_id: int
@@ -29,6 +33,9 @@ class Request:
     tenant: str = ""
     deadline: float | None = None
     cache_salt: str | None = None
+    group: int | None = None
+    beams: BeamParams | None = None
+    is_ranked: bool = False
 
 
 class FinishReason(enum.Enum):
@@ -45,7 +52,8 @@ class FinishReason(enum.Enum):
 class Outcome:
     """How a sequence ended. Times are in seconds from its arrival; None where it never came so far.
 
-    `stop_token_id` is the token that ended it, where one did; `error` says what failed where `reason` is ERROR.
+    `stop_token_id` is the token that ended it, where one did; `error` says what failed where `reason` is ERROR; `score`
+    is that of a search's answer, or the mean log-probability of a ranked sequence's tokens.
     """
 
     reason: FinishReason
@@ -58,6 +66,7 @@ class Outcome:
     total_s: float
     stop_token_id: int | None = None
     error: str | None = None
+    score: float | None = None
 
 
 def unserved(error: str) -> Outcome:
@@ -83,7 +92,8 @@ class SequenceUpdate(NamedTuple):
     """News of one sequence: `token_ids` are its outputs number `first_index`, `first_index` + 1 and so on.
 
     `beginning` comes with the first one, unless that ends it. `scored` are log-probabilities, of these tokens or of
-    earlier ones. A tuple, as there is one for every token.
+    earlier ones. `others` are news that come with it: the other answers of a search. A tuple, as there is one for every
+    token.
     """
 
     sequence_id: int
@@ -92,6 +102,7 @@ class SequenceUpdate(NamedTuple):
     outcome: Outcome | None = None
     beginning: Beginning | None = None
     scored: Scored | None = None
+    others: tuple[SequenceUpdate, ...] = ()
 
 
 class NeverFits(ValueError):

@@ -19,6 +19,8 @@ class Roster:
         self.running: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []
+        self._num_grouped = 0
+        self._num_searches = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -37,8 +39,41 @@ class Roster:
             raise ValueError(f"sequence {sequence.sequence_id} is live already")
         self._by_id[sequence.sequence_id] = sequence
         insort(self.waiting, sequence, key=_arrival_order)
+        self._num_grouped += sequence.request.group is not None
+        self._num_searches += sequence.search is not None
         if sequence.deadline is not None:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.sequence_id))
+
+    def boardable(self) -> list[Sequence]:
+        """Who waits and may board: of the samples of a prompt that nobody has computed yet, one.
+
+        There is somebody wherever somebody waits and nobody runs.
+        """
+        if not self._num_grouped:
+            return self.waiting
+        running = [one for one in self.running if one.request.group is not None]
+        computed = {one.request.group for one in running if one.has_computed_prompt}
+        closed = {one.request.group for one in running} - computed
+        free = []
+        for one in self.waiting:
+            group = one.request.group
+            if group not in closed:
+                free.append(one)
+            if group is not None and group not in computed:
+                closed.add(group)
+        return free
+
+    @property
+    def has_searches(self) -> bool:
+        """Whether a live sequence is a beam search."""
+        return self._num_searches > 0
+
+    def search_seats(self, *, of_all: bool = False) -> int:
+        """Seats of running searches, but for one of each that can compute now (`of_all`: with it)."""
+        if not self._num_searches:
+            return 0
+        searches = [one for one in self.running if one.search is not None]
+        return sum(one.num_seats - (not of_all and one.num_remaining > 0) for one in searches)
 
     def board(self, sequence: Sequence) -> None:
         """A waiting sequence runs."""
@@ -56,6 +91,8 @@ class Roster:
         """A live sequence has ended."""
         _take_out(self.running if sequence.status is Status.RUNNING else self.waiting, sequence)
         del self._by_id[sequence.sequence_id]
+        self._num_grouped -= sequence.request.group is not None
+        self._num_searches -= sequence.search is not None
         sequence.status = Status.ENDED
         if len(self._deadlines) > 2 * len(self._by_id) + _SLACK:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._by_id]

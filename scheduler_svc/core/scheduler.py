@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
+from itertools import chain
 
 from common.step import ExecutorInfo, SampledToken, SealedBlock, StepPlan, StepResult
 from scheduler_svc.core.adoption import Residency, adopt, ending_of
 from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.capacity import most_output
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.invariants import check_roster
-from scheduler_svc.core.plan_draft import PlanDraft, PlanInFlight
+from scheduler_svc.core.plan_draft import PlanInFlight
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.readings import Snapshot, Totals, snapshot_of
 from scheduler_svc.core.request import Beginning, FinishReason, NeverFits, Request, SequenceUpdate, WrongResult
 from scheduler_svc.core.roster import Roster
 from scheduler_svc.core.score_updates import drawn_score, known_scores
 from scheduler_svc.core.scoring import Scored
+from scheduler_svc.core.search_steps import resident_ids
+from scheduler_svc.core.search_updates import advance, last_update
 from scheduler_svc.core.sequence import Sequence, Status
 from scheduler_svc.core.view import view_of
 
@@ -43,8 +48,7 @@ class Scheduler:
         self._connect(info, term)
 
     def _connect(self, info: ExecutorInfo, term: int) -> None:
-        self._info = info
-        self._term = term
+        self._info, self._term = info, term
         self._blocks = BlockManager(info.num_blocks, info.block_size, info.epoch)
         self._planner = Planner(info, self._roster, self._blocks)
         self._in_flight: deque[PlanInFlight] = deque()
@@ -65,16 +69,12 @@ class Scheduler:
         """The live sequences, eldest first."""
         return self._roster.live()
 
-    def max_output(self, num_prompt_tokens: int) -> int:
-        """Most tokens that can follow a prompt of that length; under 1 where it can never be served."""
-        return min(self._info.max_model_len, self._info.num_blocks * self._info.block_size) - num_prompt_tokens
-
     def add(self, request: Request, output: Iterable[int] = (), beginning: Beginning | None = None) -> None:
-        """Queue a request, with what it has generated elsewhere and how: then `resume` or `reset` has to follow.
+        """Queue a request, with what it has generated elsewhere and how: then `resume` has to follow.
 
         Raises `NeverFits` where no token could follow its prompt.
         """
-        room = self.max_output(len(request.prompt))
+        room = most_output(self._info, request)
         if room < 1:
             raise NeverFits(len(request.prompt), room)
         sequence = Sequence(request, min(room, request.max_tokens or room), output, beginning)
@@ -84,8 +84,7 @@ class Scheduler:
 
     def cancel(self, sequence_id: int, now: float) -> list[SequenceUpdate]:
         """End a sequence on request. Nothing happens where it has ended already."""
-        sequence = self._roster.get(sequence_id)
-        return [] if sequence is None else [self._end(sequence, FinishReason.CANCELLED, now)]
+        return self._end_one(sequence_id, FinishReason.CANCELLED, now)
 
     def stop(self, sequence_id: int, num_output_tokens: int, now: float) -> list[SequenceUpdate]:
         """End a sequence whose text has stopped, with the first `num_output_tokens` of its tokens."""
@@ -113,18 +112,12 @@ class Scheduler:
         """End every sequence with an error."""
         return [self._end(sequence, FinishReason.ERROR, now, error=error) for sequence in self._roster.live()]
 
-    def reset(self, info: ExecutorInfo, term: int, now: float) -> list[SequenceUpdate]:
-        """Go on with an executor that holds nothing of ours: whatever ran waits again, at its old place.
-
-        Tokens that plans in flight were to draw are drawn again, and come out the same. Ends, with an error, the
-        sequences that do not fit the new capacity.
-        """
-        return self.resume(info, term, Residency(), now)
-
     def resume(self, info: ExecutorInfo, term: int, held: Residency, now: float) -> list[SequenceUpdate]:
-        """As `reset`, with an executor that still holds `held`: who is resident runs on, with nothing computed again.
+        """Go on with an executor that holds `held`: who is resident runs on, with nothing computed again.
 
-        Tokens that nobody has heard of are news now; who is resident and not known leaves with the next plan.
+        Whoever else ran waits again, at its old place; its tokens of plans in flight are drawn again, the same. Tokens
+        that nobody has heard of are news now; who is resident and not known leaves with the next plan, and who does not
+        fit the new capacity ends with an error.
         """
         running = list(self._roster.running)
         self._connect(info, term)
@@ -141,18 +134,17 @@ class Scheduler:
                 sequence.note_preemption(now)
                 self.totals.preemptions += 1
         heard = [
-            self._learn(sequence, SampledToken(sequence.sequence_id, token), now)
+            self._learn(sequence, [SampledToken(sequence.sequence_id, token)], now)
             for sequence, tokens in adoption.drawn
             for token in tokens
-            if sequence.status is not Status.ENDED
         ]
-        return heard + self._fit(now)
+        return [*chain.from_iterable(heard), *self._fit(now)]
 
     def _fit(self, now: float) -> list[SequenceUpdate]:
         """End who had all its tokens when it came, and who does not fit the capacity any more."""
         updates = []
         for sequence in self._roster.live():
-            fits = self.max_output(sequence.num_prompt_tokens)
+            fits = most_output(self._info, sequence.request)
             if (end := ending_of(sequence, fits)) is not None:
                 updates.append(self._end(sequence, end.reason, now, stop_token_id=end.stop_token_id, error=end.error))
             sequence.max_output = min(sequence.max_output, fits)
@@ -168,21 +160,17 @@ class Scheduler:
             return None
         self.totals.count(draft, now)
         self.policy.charge(draft.charges, now)
-        self.policy.watch(self._roster.waiting, draft.boarded, now)
-        return self._send(draft)
-
-    def _send(self, draft: PlanDraft) -> StepPlan:
+        self.policy.watch(self._roster.boardable(), draft.boarded, now)
         sealed = [seal for seal in self._sealed + draft.sealed if self._blocks.is_known(seal)]
         plan = draft.plan(self._term, self._finished_ids, sealed)
-        self._finished_ids, self._sealed = [], []
-        self._step = draft.step
+        self._finished_ids, self._sealed, self._step = [], [], draft.step
         self._in_flight.append(draft.in_flight())
         return plan
 
     def apply(self, result: StepResult, now: float) -> list[SequenceUpdate]:
         """Take the result of the oldest plan in flight.
 
-        A failed step ends its sequences with an error; the executor is then to be opened anew, and `reset` called.
+        A failed step ends its sequences with an error; the executor is then to be opened anew, and `resume` called.
         Raises `WrongResult` where the result is not that of the plan.
         """
         if not self._in_flight or self._in_flight[0].step != result.step:
@@ -190,33 +178,39 @@ class Scheduler:
         plan = self._in_flight.popleft()
         self._blocks.release_fenced(plan.step)
         if result.error is not None:
-            failed = [sequence for sequence in plan.computing if sequence.status is not Status.ENDED]
-            return [self._end(sequence, FinishReason.ERROR, now, error=result.error) for sequence in failed]
-        if [token.sequence_id for token in result.sampled] != [sequence.sequence_id for sequence in plan.drawing]:
-            raise WrongResult(f"the result of step {result.step} has tokens of other sequences than its plan")
-        errors = {row.sequence_id: row.error for row in result.failed}
-        return known_scores(self._roster, result.known_logprobs) + [
-            self._learn(sequence, token, now, errors.get(sequence.sequence_id))
-            for sequence, token in zip(plan.drawing, result.sampled, strict=True)
-            if sequence.status is not Status.ENDED
-        ]
+            lost = [sequence for sequence in plan.computing if sequence.status is not Status.ENDED]
+            return [self._end(sequence, FinishReason.ERROR, now, error=result.error) for sequence in lost]
+        draws = plan.draws(result.sampled)
+        known = known_scores(self._roster, result.known_logprobs)  # they come before what is drawn behind them
+        failed = chain.from_iterable(
+            self._end_one(row.sequence_id, FinishReason.ERROR, now, row.error) for row in result.failed
+        )
+        heard = chain.from_iterable(self._learn(sequence, drawn, now) for sequence, drawn in draws)
+        return [*known, *failed, *heard]
 
-    def _learn(self, sequence: Sequence, drawn: SampledToken, now: float, error: str | None) -> SequenceUpdate:
-        """A token that was pending is known now; with an `error`, it means nothing and the sequence ends."""
-        if error is not None:
-            return self._end(sequence, FinishReason.ERROR, now, error=error)
-        token = drawn.token_id
-        scored = None if drawn.logprobs is None else drawn_score(sequence, drawn.logprobs)
+    def _learn(self, sequence: Sequence, drawn: ListOf[SampledToken], now: float) -> list[SequenceUpdate]:
+        """A token that was pending is known now; of a search, one for each beam."""
+        if sequence.status is Status.ENDED:
+            return []
+        if sequence.search is not None:
+            self.totals.generated_tokens += advance(sequence, sequence.search, drawn, now)
+            return [self._end(sequence, FinishReason.LENGTH, now)] if sequence.search.is_over else []
+        token, logprobs = drawn[0].token_id, drawn[0].logprobs
+        scored = None if logprobs is None else drawn_score(sequence, logprobs)
         sequence.learn(token, now)
         self.totals.generated_tokens += 1
         if sequence.has_stopped:
-            return self._end(sequence, FinishReason.STOP, now, news=(token,), scored=scored, stop_token_id=token)
+            return [self._end(sequence, FinishReason.STOP, now, news=(token,), scored=scored, stop_token_id=token)]
         if sequence.num_output_tokens >= sequence.max_output:
-            return self._end(sequence, FinishReason.LENGTH, now, news=(token,), scored=scored)
+            return [self._end(sequence, FinishReason.LENGTH, now, news=(token,), scored=scored)]
         self._sealed.extend(self._blocks.seal(sequence))
         index = len(sequence.tokens) - sequence.num_prompt_tokens - 1
         beginning = None if index else sequence.beginning
-        return SequenceUpdate(sequence.sequence_id, index, (token,), None, beginning, scored)
+        return [SequenceUpdate(sequence.sequence_id, index, (token,), None, beginning, scored)]
+
+    def _end_one(self, key: int, reason: FinishReason, now: float, error: str | None = None) -> list[SequenceUpdate]:
+        sequence = self._roster.get(key)
+        return [] if sequence is None else [self._end(sequence, reason, now, error=error)]
 
     def _end(
         self,
@@ -232,12 +226,14 @@ class Scheduler:
     ) -> SequenceUpdate:
         """The one way a sequence ends: with `news` as its last tokens, and without the last `surplus` it has."""
         self._roster.remove(sequence)
-        self._sealed.extend(self._blocks.give_back(sequence))
         if sequence.resident:
-            self._finished_ids.append(sequence.sequence_id)
+            self._finished_ids.extend(resident_ids(sequence))
+        self._sealed.extend(self._blocks.give_back(sequence))
         del sequence.tokens[len(sequence.tokens) - surplus :]
         self.totals.finished += 1
         outcome = sequence.outcome(reason, now, stop_token_id=stop_token_id, error=error)
+        if sequence.search is not None:
+            return last_update(sequence.search, sequence.sequence_id, outcome)
         return SequenceUpdate(sequence.sequence_id, sequence.num_output_tokens - len(news), news, outcome, None, scored)
 
     def snapshot(self) -> Snapshot:

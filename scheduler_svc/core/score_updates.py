@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from common.step import KnownLogprobs, TokenLogprobs
+from common.logprobs import KnownLogprobs, TokenLogprobs
 from scheduler_svc.core.request import SequenceUpdate
 from scheduler_svc.core.roster import Roster
 from scheduler_svc.core.scoring import Scored

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from common.step import KnownLogprobs, Sampling, TokenLogprobs
+from common.logprobs import KnownLogprobs, TokenLogprobs
+from common.step import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,12 @@ class Scoring:
     hit, nor by taking over what an executor has computed.
     """
 
-    __slots__ = ("_missing", "_stop")
+    __slots__ = ("_missing", "_num_prompt", "_output", "_stop")
 
     def __init__(self, sampling: Sampling, num_prompt_tokens: int) -> None:
         self._missing = first_scored(sampling, num_prompt_tokens)
+        self._num_prompt = num_prompt_tokens
+        self._output: list[float] = []
         self._stop = num_prompt_tokens if sampling.num_logprobs is None else sys.maxsize
 
     @property
@@ -41,8 +44,15 @@ class Scoring:
         if not news:
             return None
         scored = Scored(self._missing, news)
+        self._output.extend(score.logprob for score in news[max(0, self._num_prompt - self._missing) :])
         self._missing += len(news)
         return scored
+
+    def mean(self, num_tokens: int) -> float | None:
+        """The mean log-probability of the first `num_tokens` generated tokens; None for none, and where not known."""
+        if not 0 < num_tokens <= len(self._output):
+            return None
+        return sum(self._output[:num_tokens]) / num_tokens
 
 
 def first_scored(sampling: Sampling, num_prompt_tokens: int) -> int:

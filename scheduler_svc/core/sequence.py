@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable
 
 from common.step import ScheduledSequence
+from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.policy import Charge, SequenceView
 from scheduler_svc.core.request import Beginning, FinishReason, Outcome, Request
 from scheduler_svc.core.scoring import Scoring
@@ -35,6 +36,8 @@ class Sequence:
         max_output: most tokens it may generate: what was asked for and what fits.
         num_cached_blocks: leading full blocks that the prefix cache had when it was last asked.
         scoring: how far its log-probabilities have come.
+        search: its beam search, where it is one. Its own tokens are the prompt then, and once that is computed
+            `branches` are the block tables of the beams, with `num_branched` tokens each; `block_table` is empty.
         view: what policies are shown of it.
         decode: its row in a plan that decodes it and gives it no block: always the same one.
         decode_charge: what policies are charged for such a row.
@@ -43,12 +46,14 @@ class Sequence:
     __slots__ = (
         "block_hashes",
         "block_table",
+        "branches",
         "decode",
         "decode_charge",
         "first_scheduled_at",
         "first_token_at",
         "last_step",
         "max_output",
+        "num_branched",
         "num_cached_blocks",
         "num_cached_tokens",
         "num_pending",
@@ -59,6 +64,7 @@ class Sequence:
         "request",
         "resident",
         "scoring",
+        "search",
         "sequence_id",
         "status",
         "tokens",
@@ -81,6 +87,9 @@ class Sequence:
         self.num_sealed = 0
         self.num_cached_blocks = 0
         self.scoring = Scoring(request.sampling, len(request.prompt))
+        self.search = None if request.beams is None else BeamSearch(request.beams, request.stop_token_ids)
+        self.branches: list[list[int]] = []
+        self.num_branched = 0
         self.view: SequenceView
         self.decode = ScheduledSequence(request.sequence_id, 1)
         self.decode_charge: Charge
@@ -131,17 +140,29 @@ class Sequence:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
+    def has_computed_prompt(self) -> bool:
+        """Whether its whole prompt is computed, or will be by a plan in flight."""
+        return self.num_scheduled >= len(self.request.prompt)
+
+    @property
     def num_planned(self) -> int:
         """Tokens it has, those still to be learned from plans in flight included."""
         return len(self.tokens) + self.num_pending
 
     @property
     def num_remaining(self) -> int:
-        """Tokens the next plans have to compute: 0 while only the results of plans in flight are missing."""
+        """Tokens the next plans have to compute (a search: of each beam): 0 while only results are missing."""
+        if self.search is not None:
+            return int(self.num_pending == 0) if self.has_computed_prompt else len(self.tokens) - self.num_scheduled
         planned = len(self.tokens) + self.num_pending
         if planned - self.num_prompt_tokens >= self.max_output:
             return 0
         return planned - self.num_scheduled
+
+    @property
+    def num_seats(self) -> int:
+        """Rows that a step may need for it."""
+        return 1 if self.search is None else self.search.params.width
 
     @property
     def num_stored(self) -> int:
@@ -169,6 +190,9 @@ class Sequence:
         self.block_table = []
         self.num_scheduled = 0
         self.num_sealed = 0
+        self.branches = []
+        if self.search is not None and not self.search.is_over:
+            self.search.start_over()
 
     def forget_plans(self, now: float) -> None:
         """Start over: the plans in flight will have no results. Tokens it has from elsewhere came by `now`."""
@@ -191,6 +215,10 @@ class Sequence:
         """A token that was pending is known."""
         self.num_pending -= 1
         self.tokens.append(token_id)
+        self.note_token(now)
+
+    def note_token(self, now: float) -> None:
+        """It has got a token; a search, one for each beam."""
         if self.first_token_at is None:
             self.first_token_at = now
 
@@ -214,6 +242,7 @@ class Sequence:
             total_s=now - self.arrival,
             stop_token_id=stop_token_id,
             error=error,
+            score=self.scoring.mean(self.num_output_tokens) if self.request.is_ranked else None,
         )
 
 

@@ -25,7 +25,7 @@ REFUSED = "max_tokens: expected 1 or more"
 
 @dataclass
 class ScriptedServer(pb_grpc.GenerationServiceServicer, admin_pb2_grpc.AdminServiceServicer):
-    """Answers every request with `ANSWER`, two tokens a message; one that says "forever" never ends.
+    """Answers every request, and every sample, with `ANSWER`, two tokens a message; "forever" never ends.
 
     "refuse" is refused; "drain" is refused with a time after which to try again; "noisy" answers with control
     characters. `requests` are those received, `cancelled` counts the calls that were closed early; `authorizations` has
@@ -50,11 +50,13 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer, admin_pb2_grpc.AdminServ
         await context.send_initial_metadata((("citybus-request-id", request.request_id or "made-1"),))
         try:
             texts = ("\x1b[2Jred\x07",) if prompt == "noisy" else ANSWER
-            for index, text in enumerate(texts):
-                yield pb.GenerateResponse(first_index=2 * index, token_ids=[2 * index, 2 * index + 1], text=text)
-            if prompt == "forever":
-                await asyncio.sleep(3600)
-            yield pb.GenerateResponse(first_index=2 * len(texts), finish=_finish(2 * len(texts)))
+            for sample in range(max(1, request.samples.n)):
+                for index, text in enumerate(texts):
+                    ids = [2 * index, 2 * index + 1]
+                    yield pb.GenerateResponse(first_index=2 * index, token_ids=ids, text=text, sample=sample)
+                if prompt == "forever":
+                    await asyncio.sleep(3600)
+                yield pb.GenerateResponse(first_index=2 * len(texts), finish=_finish(2 * len(texts)), sample=sample)
         finally:
             if prompt == "forever":
                 self.cancelled.release()

@@ -100,6 +100,15 @@ def test_generate_asks_for_one_form(served: Served, tmp_path: Path) -> None:
     assert f"cannot read {tmp_path / 'none'}" in missing
 
 
+def test_generate_gives_several_answers_one_after_the_other(served: Served) -> None:
+    asked = run("generate", FRANCE, "--n", "2", "--stats", "--address", served.address)
+    assert asked.stdout == "".join(f"[{sample}] {''.join(ANSWER)}\n" for sample in range(2))
+    assert asked.stderr.count("6 generated") == 2
+    lines = run("generate", FRANCE, "--n", "2", "--json", "--address", served.address).stdout.splitlines()
+    assert [json.loads(line)["sample"] for line in lines[:-1]] == [0, 0, 0, 1, 1, 1]
+    assert len(json.loads(lines[-1])["finishes"]) == 2
+
+
 def test_generate_passes_what_changes_logits_and_what_is_told(served: Served) -> None:
     flags = (
         "--repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -0.5 --logit-bias 5=-100 --logit-bias 6=2"
@@ -128,7 +137,8 @@ def test_generate_json_gives_a_line_a_message(served: Served) -> None:
         json.loads(line) for line in run("generate", FRANCE, "--json", "--address", served.address).stdout.splitlines()
     ]
     assert lines[:-1] == [
-        {"first_index": 2 * i, "token_ids": [2 * i, 2 * i + 1], "text": text} for i, text in enumerate(ANSWER)
+        {"first_index": 2 * i, "token_ids": [2 * i, 2 * i + 1], "text": text, "sample": 0}
+        for i, text in enumerate(ANSWER)
     ]
     assert lines[-1]["request_id"] == served.server.requests[0].request_id
     assert lines[-1]["finish"]["reason"] == "stop"

@@ -162,6 +162,11 @@ OPTIONS: RequestOptions = {
     "time_limit_ms": 900,
     "cache_salt": "",
     "skip_special_tokens": False,
+    "n": 3,
+    "best_of": 5,
+    "beam_width": 4,
+    "length_penalty": 0.5,
+    "early_stopping": "never",
 }
 
 
@@ -198,6 +203,8 @@ def test_every_option_reaches_the_request() -> None:
         time_limit_ms=900,
         cache_salt="",
         skip_special_tokens=False,
+        samples=pb.SampleParams(n=3, best_of=5),
+        beam_search=pb.BeamSearchParams(width=4, length_penalty=0.5, early_stopping=pb.EARLY_STOPPING_NEVER),
     )
     prompts = {"messages", "token_ids"}
     assert set(RequestOptions.__annotations__) == set(OPTIONS) | prompts | set(FORMS)
@@ -247,7 +254,9 @@ def test_what_is_left_out_stays_absent() -> None:
         ("a", {"logit_bias": {"no": 2.0}}, TypeError, "logit_bias: "),
         ("a", {"allowed_token_ids": [1.5]}, TypeError, "allowed_token_ids: "),
         ("a", {"text": "b"}, TypeError, "text: no such option"),
-        ("a", {"n": 2}, TypeError, "n: no such option"),
+        ("a", {"n": -1}, ValueError, "n: "),
+        ("a", {"early_stopping": "soon"}, ValueError, "early_stopping: expected False, True"),
+        ("a", {"count": 2}, TypeError, "count: no such option"),
         (None, {"messages": [{"role": "user", "name": "x"}]}, ValueError, "messages: "),
     ],
 )

@@ -162,7 +162,42 @@ def test_broken_folders_are_refused(store: ModelStore, model: Path, damage: obje
     assert not store.root.exists()
 
 
-def test_gguf_file_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    *[
+        [
+            "../../etc/passwd",
+            "/etc",
+            "a/../../b",
+            "%2e%2e%2f",
+            "..",
+            ".",
+            "",
+            "..\\..",
+            "a\n",
+            "-x",
+            "x" * 129,
+            "x" * 10**6,
+        ]
+    ],
+)
+def test_F60_name_that_is_no_name_is_refused_and_nothing_is_touched(store: ModelStore, model: Path, name: str) -> None:
+    outside = sorted(path for path in store.root.parent.rglob("*"))
+    with pytest.raises(Failure, match="is not a model's name"):
+        store.path(name)
+    if name:  # an empty one is none: the folder's own name counts
+        with pytest.raises(Failure, match="is not a model's name"):
+            add_folder(store, model, name, quiet)
+    assert sorted(path for path in store.root.parent.rglob("*")) == outside
+
+
+def test_F60_model_that_is_not_there_is_an_error(store: ModelStore, tmp_path: Path) -> None:
+    assert "no model 'absent'" in run(store, "path", "absent", expect=1).stderr
+    assert "there is no folder" in run(store, "add", str(tmp_path / "absent"), expect=1).stderr
+    assert "is not a model's name" in run(store, "path", "../../etc", expect=1).stderr
+
+
+def test_F50_gguf_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="GGUF files are not served"):
         check_folder(tmp_path / "model.gguf")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -327,4 +328,91 @@ async def test_a_client_that_keeps_the_connection_alive_is_not_sent_away() -> No
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(channel.wait_for_state_change(grpc.ChannelConnectivity.READY), 11)
         assert channel.get_state() is grpc.ChannelConnectivity.READY
+    await server.server.stop(None)
+
+
+class Endless(generation_pb2_grpc.GenerationServiceServicer):
+    """Says one word and nothing more, until it is closed."""
+
+    async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> Words:
+        yield generation_pb2.GenerateResponse(text="word")
+        await asyncio.Event().wait()
+
+
+async def code_of(stub: Any) -> grpc.StatusCode:
+    """How a call of a method that is not there ends, where there is a place for it."""
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await stub.CountTokens(generation_pb2.CountTokensRequest())
+    return refusal.value.code()
+
+
+def own_channel(port: int) -> grpc.aio.Channel:
+    """A channel with a connection of its own."""
+    return grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)])
+
+
+async def test_calls_are_bounded_and_no_connection_takes_more_than_half() -> None:
+    server = GrpcServer("127.0.0.1:0", services=[GENERATION], max_message_bytes=LIMIT, max_calls=4)
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(Endless(), server.server)
+    port = await server.start()
+    channels = [own_channel(port) for _ in range(3)]
+    stubs = [generation_pb2_grpc.GenerationServiceStub(channel) for channel in channels]
+    calls = [stub.Generate(generation_pb2.GenerateRequest()) for stub in stubs[:2] for _ in range(2)]
+    assert [(await call.read()).text for call in calls] == ["word"] * 4
+    third = stubs[0].Generate(generation_pb2.GenerateRequest())
+    waiting = asyncio.create_task(third.read())
+    assert await code_of(stubs[2]) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not waiting.done(), "it waits in its client, for a place in its connection"
+    calls[2].cancel()
+    while (await code_of(stubs[2])) is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        await asyncio.sleep(0.01)
+    calls[0].cancel()
+    assert (await asyncio.wait_for(waiting, 30)).text == "word"
+    for channel in channels:
+        await channel.close()
+    await server.server.stop(None)
+
+
+async def test_connections_are_bounded() -> None:
+    server = GrpcServer("127.0.0.1:0", services=[GENERATION], max_message_bytes=LIMIT, max_connections=3)
+    port = await server.start()
+    pairs = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+    for reader, _ in pairs:
+        assert await reader.read(9), "the settings of HTTP/2"
+    turned_away, writer = await asyncio.open_connection("127.0.0.1", port)
+    assert await asyncio.wait_for(turned_away.read(), 30) == b""
+    for each in (writer, *(other for _, other in pairs)):
+        each.close()
+    async with own_channel(port) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 30)
+    await server.server.stop(None)
+
+
+class Refusal(errors.InvalidRequest):
+    """Told from those of other tests."""
+
+
+class Refusing(generation_pb2_grpc.GenerationServiceServicer):
+    """Refuses every call, each with an error of its own."""
+
+    async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> Words:
+        yield generation_pb2.GenerateResponse(text="word")
+        raise Refusal("a message")
+
+    async def CountTokens(self, request: generation_pb2.CountTokensRequest, context: Context) -> NoReturn:
+        raise Refusal("a message")
+
+
+async def test_F41_refused_request_is_not_kept() -> None:
+    """Not even until the garbage collector comes: it is called for many objects, and not for large ones."""
+    server = GrpcServer("127.0.0.1:0", services=[GENERATION], max_message_bytes=LIMIT)
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(Refusing(), server.server)
+    gc.disable()
+    try:
+        async with own_channel(await server.start()) as channel:
+            for status_of in (status_of_unary, status_of_stream):
+                assert (await status_of(channel)).code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert not [each for each in gc.get_objects() if type(each) is Refusal]
+    finally:
+        gc.enable()
     await server.server.stop(None)

@@ -11,7 +11,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from common.metrics import ExecutorMetrics
-from common.step import StepExecutor
+from common.step_executor import StepExecutor
 from executor_svc.config import Config
 from executor_svc.engine import Engine
 from executor_svc.startup import load_engine

@@ -5,12 +5,13 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from common.grammar import Grammar, GrammarKind
+from common.logprobs import KnownLogprobs, TokenLogprobs
 from common.step import (
     HASH_BYTES,
     BlockCopy,
     ExecutorInfo,
     FailedSequence,
-    KnownLogprobs,
+    Fork,
     NewSequence,
     ResidentPage,
     ResidentSequence,
@@ -20,7 +21,6 @@ from common.step import (
     SealedBlock,
     StepPlan,
     StepResult,
-    TokenLogprobs,
 )
 
 u32 = st.integers(0, 2**32 - 1)
@@ -65,6 +65,7 @@ plans = st.builds(
     preempted_ids=tuples_of(u64),
     copies=tuples_of(st.builds(BlockCopy, u32, u32)),
     sealed=tuples_of(seals),
+    forks=tuples_of(st.builds(Fork, u64, u64, u32, u32, tuples_of(u32)), 3),
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.step import StepExecutor
+from common.step_executor import StepExecutor
 from executor_svc.engine import Engine
 from tests.contract.session import NUM_BLOCKS
 from tests.fakes import INFO, FakeExecutor

@@ -8,8 +8,8 @@ from common.step import (
     BlockCopy,
     InvalidPlan,
     Sampling,
-    StepExecutor,
 )
+from common.step_executor import StepExecutor
 from tests.contract.session import (
     GREEDY,
     OTHER,

@@ -9,8 +9,8 @@ import pytest
 from common.step import (
     SampledToken,
     Sampling,
-    StepExecutor,
 )
+from common.step_executor import StepExecutor
 from executor_svc.engine import Engine
 from tests.contract.session import (
     GREEDY,

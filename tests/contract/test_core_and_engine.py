@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from common.step import ExecutorInfo, Sampling, StepPlan, TokenLogprobs
+from common.logprobs import TokenLogprobs
+from common.step import ExecutorInfo, Sampling, StepPlan
 from executor_svc.engine import Engine
 from scheduler_svc.core.adoption import Residency
 from scheduler_svc.core.guard import GuardedPolicy

@@ -9,10 +9,11 @@ import pytest
 
 from common.step import (
     BlockCopy,
+    Fork,
     InvalidPlan,
     SealedBlock,
-    StepExecutor,
 )
+from common.step_executor import StepExecutor
 from tests.contract.session import (
     NUM_BLOCKS,
     OTHER,
@@ -57,6 +58,18 @@ INVALID: dict[str, Callable[[Session], dict[str, Any]]] = {
     "no new tokens": lambda session: {"new_sequences": (new(5, PROMPT[:16], [5], computed=16),)},
     "no prompt": lambda session: {"new_sequences": (new(5, PROMPT[:3], [5], prompt=0),)},
     "more prompt than tokens": lambda session: {"new_sequences": (new(5, PROMPT[:3], [5], prompt=4),)},
+    "a fork of nobody": lambda session: {"forks": (Fork(9, 8, 3, 0, (5,)),)},
+    "a fork of one that leaves": lambda session: {"finished_ids": (1,), "forks": (Fork(9, 1, 3, 2),)},
+    "it leaves and is forked": lambda session: {"finished_ids": (2,), "forks": (Fork(2, 1, 3, 2),)},
+    "it computes and is forked": lambda session: {"scheduled": (grow(1),), "forks": (Fork(1, 1, 3, 2),)},
+    "forked twice to one id": lambda session: {"forks": (Fork(9, 1, 3, 1, (5,)), Fork(9, 1, 4, 1, (6,)))},
+    "a fork that writes what its parent has": lambda session: {"forks": (Fork(9, 1, 3, 2),)},
+    "two forks in one block": lambda session: {"forks": (Fork(1, 1, 3, 2), Fork(9, 1, 4, 2))},
+    "a fork that keeps more than there is": lambda session: {"forks": (Fork(1, 1, 3, 3),)},
+    "a fork with a block too few": lambda session: {"forks": (Fork(1, 1, 3, 1),)},
+    "a fork with a block too many": lambda session: {"forks": (Fork(1, 1, 3, 2, (5,)),)},
+    "a fork outside the pool": lambda session: {"forks": (Fork(1, 1, 3, 1, (NUM_BLOCKS,)),)},
+    "a fork outside the vocabulary": lambda session: {"forks": (Fork(1, 1, 10**6, 2),)},
     "no tokens at all": lambda session: {"new_sequences": (new(5, [], []),)},
     "a token outside the vocabulary": lambda session: {
         "new_sequences": (new(5, [session.executor.describe().vocab_size], [5]),)

@@ -10,8 +10,8 @@ from common.step import (
     BlockCopy,
     ResidentSequence,
     SealedBlock,
-    StepExecutor,
 )
+from common.step_executor import StepExecutor
 from tests.contract.session import (
     GREEDY,
     OTHER,

@@ -7,9 +7,9 @@ import pytest
 from common.step import (
     SealedBlock,
     StaleTerm,
-    StepExecutor,
     StepPlan,
 )
+from common.step_executor import StepExecutor
 from tests.contract.session import (
     NUM_BLOCKS,
     PROMPT,

@@ -17,7 +17,8 @@ from citybus.executor.v1 import executor_pb2_grpc
 from common import wire
 from common.grpc_server import GrpcServer
 from common.metrics import ExecutorMetrics
-from common.step import ExecutorInfo, InvalidPlan, ResidentPage, StaleTerm, StepExecutor, StepPlan, StepResult
+from common.step import ExecutorInfo, InvalidPlan, ResidentPage, StaleTerm, StepPlan, StepResult
+from common.step_executor import StepExecutor
 from executor_svc.server import ExecutorServicer
 
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -56,7 +57,7 @@ class Served:
 
 
 class WireExecutor:
-    """`common.step.StepExecutor` over a channel: a status of the server becomes the exception it stands for."""
+    """A `StepExecutor` over a channel: a status of the server becomes the exception it stands for."""
 
     def __init__(self, target: str) -> None:
         self._channel = grpc.insecure_channel(target, options=UNLIMITED)

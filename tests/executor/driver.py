@@ -11,10 +11,10 @@ from common.step import (
     SampledToken,
     Sampling,
     ScheduledSequence,
-    StepExecutor,
     StepPlan,
     StepResult,
 )
+from common.step_executor import StepExecutor
 
 GREEDY = Sampling(temperature=0.0)
 

@@ -59,3 +59,11 @@ def check(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(alone) == len(PROMPTS) * COUNT
     for options in ({"chunks": [1]}, {"chunks": [3, 17, 40]}, {"chunks": [64], "preempt": 0.1}):
         assert recorded(engine, monkeypatch, PROMPTS, **options) == alone
+
+
+def test_F30_chunks_of_any_size_give_the_same_tokens(make_engine: MakeEngine) -> None:
+    """One token at a time, around a block, the whole prompt, and more than that."""
+    engine = make_engine(num_blocks=128)
+    reference = [generate(engine, [prompt], COUNT)[0] for prompt in PROMPTS]
+    for chunk in (1, 15, 16, 17, 150, 151):
+        assert generate(engine, PROMPTS, COUNT, chunks=(chunk,)) == reference

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from common.step import MAX_LOGPROBS, InvalidPlan, NewSequence, Sampling, ScheduledSequence, StepResult, TokenLogprobs
+from common.logprobs import MAX_LOGPROBS, TokenLogprobs
+from common.step import InvalidPlan, NewSequence, Sampling, ScheduledSequence, StepResult
 from executor_svc.engine import Engine
 from tests.checkpoints import BOS
 from tests.executor.driver import GREEDY, Session, blocks_for

@@ -117,7 +117,8 @@ async def running_loop(
 def ask(loop: SchedulerLoop, prompt: tuple[int, ...] = (1,) * 33) -> asyncio.Future[Outcome]:
     """Submit a request for 17 tokens."""
     ending = Ending()
-    loop.submit(Request(loop.next_sequence_id(), prompt, Sampling(), arrival=0.0, max_tokens=17), ending)
+    (number,) = loop.next_sequence_ids(1)
+    loop.submit(Request(number, prompt, Sampling(), arrival=0.0, max_tokens=17), [ending])
     return ending.outcome
 
 

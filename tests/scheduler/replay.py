@@ -18,6 +18,7 @@ from typing import Any
 from citybus.executor.v1 import executor_pb2 as pb
 from common import wire
 from common.step import ExecutorInfo, Sampling, StepPlan, StepResult
+from scheduler_svc.core.adoption import Residency
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.request import Request, SequenceUpdate
 from scheduler_svc.core.scheduler import Scheduler
@@ -56,8 +57,13 @@ class Recorder(Scheduler):
     def expire(self, now: float) -> list[SequenceUpdate]:
         return self._note("expire", super().expire(now), now=now)
 
-    def reset(self, info: ExecutorInfo, term: int, now: float) -> list[SequenceUpdate]:
-        return self._note("reset", super().reset(info, term, now), info=_info_text(info), term=term, now=now)
+    def resume(self, info: ExecutorInfo, term: int, held: Residency, now: float) -> list[SequenceUpdate]:
+        assert held == Residency(), "no scenario takes something over"
+        return self._note("reset", super().resume(info, term, held, now), info=_info_text(info), term=term, now=now)
+
+    def reset(self, info: ExecutorInfo, term: int, now: float) -> None:
+        """What a record says of an executor that came back with nothing."""
+        self.resume(info, term, Residency(), now)
 
     def schedule(self, now: float) -> StepPlan | None:
         plan = super().schedule(now)
@@ -166,7 +172,8 @@ def _info(facts: Event) -> ExecutorInfo:
 
 
 def _request_text(request: Request) -> Event:
-    facts = dataclasses.asdict(request)
+    newer = ("group", "beams", "is_ranked")  # only where they say something, so that older records stay as they are
+    facts = {name: value for name, value in dataclasses.asdict(request).items() if value or name not in newer}
     return {**facts, "sampling": _sampling_text(request.sampling), "stop_token_ids": sorted(request.stop_token_ids)}
 
 

@@ -44,10 +44,11 @@ class ScriptedLoop:
     def info(self) -> ExecutorInfo | None:
         return self.model
 
-    def next_sequence_id(self) -> int:
-        return next(self._ids)
+    def next_sequence_ids(self, count: int) -> list[int]:
+        return [next(self._ids) for _ in range(count)]
 
-    def submit(self, request: Request, sink: OutputSink) -> None:
+    def submit(self, request: Request, sinks: Sequence[OutputSink]) -> None:
+        (sink,) = sinks
         if self.refusal is not None:
             raise self.refusal
         self.requests.append(request)

@@ -14,7 +14,7 @@ from common.metrics import SchedulerMetrics
 from scheduler_svc.acceptance import Acceptance
 from scheduler_svc.model_files import read_model_files
 from scheduler_svc.prompts import PromptEncoder
-from scheduler_svc.rides import Ride
+from scheduler_svc.ride import Ride
 from scheduler_svc.tokenizer import Tokenizer
 from scheduler_svc.validation import validate_generate
 from tests.scheduler.scripted_loop import INFO
@@ -30,7 +30,7 @@ def test_a_ride_that_is_kept_for_late_readers_does_not_keep_its_prompt(tmp_path:
     def ride(number: int) -> Ride:
         message = pb.GenerateRequest(text="x" * 100_000, reconnect_grace_ms=1000)
         call, prompt = validate_generate(message, INFO), tuple(range(1000, 101_000))
-        accepted = acceptance.accept(message, call, prompt, sequence_id=number, arrival=0.0, vocab_size=INFO.vocab_size)
+        accepted = acceptance.accept(message, call, prompt, sequence_ids=[number], arrival=0.0, model=INFO)
         return accepted.ride
 
     ride(0)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from common.step import TokenLogprobs
+from common.logprobs import TokenLogprobs
 from scheduler_svc.annotations import Annotations, Asked
+from scheduler_svc.answer_params import AnswerParams
 from scheduler_svc.core.request import FinishReason, Outcome, SequenceUpdate
 from scheduler_svc.core.scoring import Scored
 from scheduler_svc.detokenizer import Detokenizer
 from scheduler_svc.output_stream import Delta, OutputObserver, OutputStream
 from scheduler_svc.responses import parts_of, response_of
-from scheduler_svc.rides import MAX_ANNOTATED, Ride, Rides
+from scheduler_svc.ride import Ride, Sample
+from scheduler_svc.rides import MAX_ANNOTATED, Rides
 from tests.scheduler.test_output_stream import BYTES, Counter
 
 PROMPT = (7, 8, 9)
@@ -104,13 +106,13 @@ async def test_of_ended_requests_only_the_last_keep_their_log_probabilities() ->
         Annotations(Asked(logprobs=True, prompt_logprobs=False, echo=None), PROMPT) for _ in range(MAX_ANNOTATED + 1)
     ]
     for number, each in enumerate(ended):
-        ride = Ride(("", str(number)), number, b"", 1.0, None, make_stream, Counter(), each)
-        rides.add(ride)
+        sample = Sample(0, number, make_stream, Counter(), each)
+        rides.add(Ride(("", str(number)), [sample], AnswerParams(), b"", 1.0, None))
         outcome = Outcome(FinishReason.LENGTH, 3, 1, 0, 0, 0.1, 0.2, 0.5)
-        ride.push(SequenceUpdate(number, 0, (5,), outcome, scored=Scored(3, (score(3),))))
+        sample.push(SequenceUpdate(number, 0, (5,), outcome, scored=Scored(3, (score(3),))))
         assert await each.known(range(1))
     assert [each.of_tokens(range(1)) for each in ended] == [[None], *[[score(3)]] * MAX_ANNOTATED]
 
 
-def make_stream(observer: OutputObserver, first_index: int) -> OutputStream:
+def make_stream(observer: OutputObserver, first_index: int, sample: int) -> OutputStream:
     return OutputStream(Detokenizer(BYTES, (), frozenset()), (), observer, first_index)

@@ -177,12 +177,74 @@ DOUBLING = (
         DOUBLING.format("ns.s ~ ns.s"),
         "{% macro d(n) %}{% if n %}{{ d(n - 1) }}{{ d(n - 1) }}{% else %}xx{% endif %}{% endmacro %}{{ d(40) }}",
         "{% set a %}" + "{{ messages[0].content }}" * 2000 + "{% endset %}",
+        "{{ '%300000000d' % 1 }}",
+        "{{ '%*d' % (300000000, 1) }}",
+        "{{ '%300000000d' | format(1) }}",
+        "{{ '{:>300000000}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 300000000) }}",
+        "{{ '{0:>300000000}'.format_map({'0': 1}) }}",
+        "{{ 'x'.center(300000000) }}",
+        "{{ 'x'.zfill(300000000) }}",
+        "{{ 'x' | center(300000000) }}",
+        "{{ 'x' | indent(300000000, true) }}",
+        "{{ 'a\tb'.expandtabs(300000000) }}",
+        "{{ ['x'] | batch(300000000, 'y') | list }}",
+        "{{ 'x' | slice(300000000) | list }}",
+        "{{ {'a': 1} | tojson(indent=300000000) }}",
+        "{{ ('x' * 9000).replace('x', 'yy') }}",
+        "{{ ('x' * 200) | replace('x', 'y' * 200) }}",
+        "{{ (['x' * 200] * 200) | join }}",
+        "{{ ''.join(['x' * 200] * 200) }}",
+        "{{ ('x' * 200).join(['x'] * 200) }}",
+        "{{ range(200) | map('center', 200) | join }}",
+        "{{ ['x' * 200] * 200 }}",
+        "{{ '' ~ (['x' * 200] * 200) }}",
+        "{{ '%s' % [['x' * 200] * 200] }}",
+        "{{ (['x' * 200] * 200) | string }}",
+        "{{ (['x' * 200] * 200) | tojson }}",
+        "{{ {'a': 'x' * 9000, 'b': 'x' * 9000} }}",
+        "{% set l = namespace(a='x' * 9000, b='x' * 9000) %}{{ l }}",
+        "{% set l = namespace(x=[]) %}{% for i in range(900) %}{% set l.x = l.x + ['y'.center(900)] %}{% endfor %}",
+        "{% set x = 'y' * 900 %}{% set l = namespace(x=[]) %}"
+        "{% for i in range(900) %}{% set l.x = l.x + [x[1:]] %}{% endfor %}",
     ],
 )
 def test_F56_template_that_writes_too_much_is_ended(text: str) -> None:
     started = time.thread_time()
     assert "writes more than 10000 characters" in refusal(text, max_seconds=60.0)
     assert time.thread_time() - started < 5.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{{ '%5d|%s' % (7, 'x') }}", "    7|x"),
+        ("{{ '%.2f' | format(1.005) }}", "1.00"),
+        ("{{ '{:>4}{}'.format(7, 'x') }}", "   7x"),
+        ("{{ 7 % 4 }}", "3"),
+        ("{{ 'a-b'.replace('-', '+') | replace('a', 'c') }}", "c+b"),
+        ("{{ 'a\nb' | indent(2) }}{{ 'x' | center(3) }}{{ 'x'.ljust(2) }}|", "a\n  b x x |"),
+        ("{{ ['a', 1] | join('-') }}{{ '-'.join('abc') }}{{ messages | join('', attribute='role') }}", "a-1a-b-cuser"),
+        ("{{ messages | map(attribute='content') | map('upper') | join }}{{ 'abc'[1:] }}", "HIbc"),
+        ("{{ 'a</think>b'.split('</think>')[-1].lstrip('\n') }}", "b"),
+        ("{{ [1, [2], {'a': namespace(x=1)}] }}", "[1, [2], {'a': <Namespace {'x': 1}>}]"),
+        ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ [3, 1] | sort | sum }}", "14"),
+    ],
+)
+def test_F56_metered_operations_mean_what_they_did(text: str, expected: str) -> None:
+    assert render(text) == expected
+
+
+def test_F56_longest_conversation_is_rendered_within_the_limits() -> None:
+    """16 MiB in 4096 messages, through the operations of a usual template."""
+    text = (
+        "{% for m in messages %}{% set c = m.content %}{% if '</think>' in c %}{% set c = c.split('</think>')[-1] %}"
+        "{% endif %}{{ '<|' + m.role + '|>' + c | trim }}{{ messages[loop.index0:] | length }}{% endfor %}"
+    )
+    whole = ChatTemplate(ChatTemplateSource(text, FILE), {})
+    content = "<think>" + "x" * 2040 + "</think>" + "y" * 2040
+    rendered = whole.render([{"role": "user", "content": content}] * 4096)
+    assert rendered.startswith("<|user|>" + "y" * 2040 + "4096<|user|>")
 
 
 def test_limits_hold_for_each_rendering_anew() -> None:

@@ -35,7 +35,7 @@ class StopsAtTheFirst:
 def test_text_that_stops_within_tokens_nobody_had_heard_of() -> None:
     core, delivery, sink = Scheduler(INFO, GuardedPolicy(Fcfs())), Delivery(NoJournal()), StopsAtTheFirst()
     core.add(Request(1, PROMPT, Sampling(), arrival=0.0, max_tokens=9))
-    delivery.add(1, sink)
+    delivery.add(1, [sink])
     drawn = ResidentSequence(1, (*PROMPT, 7, 8, 9), len(PROMPT), 5, (0,), Sampling(), 0)
     delivery.publish(core, core.resume(INFO, 1, Residency(4, (drawn,)), 1.0))
     (outcome,) = sink.outcomes

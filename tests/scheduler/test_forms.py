@@ -40,6 +40,12 @@ def test_what_is_no_form() -> None:
     assert refusal(json_object=False).startswith("structured_output.json_object must be true")
 
 
+def test_F58_a_form_says_where_it_can_end() -> None:
+    asked = pb.GenerateRequest(structured_output=pb.StructuredOutput(regex="a+"), stopping=pb.StopParams(min_tokens=9))
+    with pytest.raises(InvalidRequest, match=r"structured_output cannot be set together with stopping\.min_tokens"):
+        form_of(asked)
+
+
 def test_F58_size_is_bounded() -> None:
     assert form(regex="a" * MAX_SOURCE_BYTES) is not None
     expected = f"structured_output.regex has {MAX_SOURCE_BYTES + 2} bytes, and {MAX_SOURCE_BYTES} are the most"

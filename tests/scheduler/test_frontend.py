@@ -354,7 +354,9 @@ async def test_more_requests_than_the_server_takes(start: Start) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await bus.generate()
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert caught.value.details() == "the server has 2 requests, as many as it takes at once; try again later"
+        assert caught.value.details() == (
+            "the server has 2 of at most 2 requests, and this one counts as 1; try again later"
+        )
         assert caught.value.trailing_metadata()["grpc-retry-pushback-ms"] == "1000"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await bus.stub.CountTokens(pb.CountTokensRequest(text="hi"))
@@ -515,7 +517,7 @@ class SlowJournal(NoJournal):
     def __init__(self) -> None:
         self.writes = asyncio.Event()
 
-    async def accept(self, sequence_id: int, request: bytes) -> None:
+    async def accept(self, sequence_ids: Sequence[int], request: bytes) -> None:
         await self.writes.wait()
 
 

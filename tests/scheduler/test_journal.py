@@ -33,7 +33,7 @@ async def test_requests_tokens_and_outcomes_come_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "journal"
     journal = await open_journal(path)
     assert (journal.take_entries(), journal.last_id) == ([], 0)
-    await asyncio.gather(*(journal.accept(number, b"request %d" % number) for number in range(1, 6)))
+    await asyncio.gather(*(journal.accept([number], b"request %d" % number) for number in range(1, 6)))
     for index in range(300):
         journal.append(2, index, (index,))
         if index % 100 == 0:
@@ -52,7 +52,7 @@ async def test_requests_tokens_and_outcomes_come_back(tmp_path: Path) -> None:
 
 async def test_tokens_that_are_told_again_are_there_once(tmp_path: Path) -> None:
     journal = await open_journal(tmp_path / "journal")
-    await journal.accept(1, b"")
+    await journal.accept([1], b"")
     journal.append(1, 0, range(10))
     await journal.flushed()
     journal.append(1, 6, range(6, 12))
@@ -64,7 +64,7 @@ async def test_what_could_not_be_written_is_written_later_and_new_requests_are_r
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = await open_journal(tmp_path / "journal")
-    await journal.accept(1, b"first")
+    await journal.accept([1], b"first")
     journal.append(1, 0, range(3))
     commit, sizes = JournalFile.commit, []
 
@@ -77,7 +77,7 @@ async def test_what_could_not_be_written_is_written_later_and_new_requests_are_r
         patched.setattr(JournalFile, "commit", fail)
         for number in range(2, 50):
             with pytest.raises(Unavailable, match="cannot write its journal"):
-                await journal.accept(number, b"refused")
+                await journal.accept([number], b"refused")
         journal.end(2, OUTCOME)
         journal.append(1, 3, range(3, 5))
         async with asyncio.timeout(20):
@@ -95,7 +95,7 @@ async def test_what_could_not_be_written_is_written_later_and_new_requests_are_r
 
 async def accepted(journal: FileJournal, number: int) -> bool:
     try:
-        await journal.accept(number, b"accepted")
+        await journal.accept([number], b"accepted")
     except Unavailable:
         return False
     return True
@@ -103,7 +103,7 @@ async def accepted(journal: FileJournal, number: int) -> bool:
 
 async def test_only_its_user_may_read_it(tmp_path: Path) -> None:
     journal = await open_journal(tmp_path / "journal")
-    await journal.accept(1, b"secret")
+    await journal.accept([1], b"secret")
     modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
     assert modes == dict.fromkeys(("journal", "journal-wal", "journal-shm", "journal.lock"), 0o600)
     await journal.close()
@@ -111,7 +111,7 @@ async def test_only_its_user_may_read_it(tmp_path: Path) -> None:
 
 async def test_committed_before_accept_returns(tmp_path: Path) -> None:
     journal = await open_journal(tmp_path / "journal")
-    await journal.accept(1, b"request")
+    await journal.accept([1], b"request")
     with sqlite3.connect(tmp_path / "journal") as other:
         assert other.execute("SELECT sequence_id FROM requests").fetchall() == [(1,)]
     other.close()
@@ -123,7 +123,7 @@ async def test_second_one_waits_until_the_first_has_closed(tmp_path: Path) -> No
     standby = asyncio.create_task(open_journal(tmp_path / "journal"))
     await asyncio.sleep(0.1)
     assert not standby.done()
-    await first.accept(4, b"late")
+    await first.accept([4], b"late")
     await first.close()
     second = await standby
     assert second.last_id == 4
@@ -133,11 +133,12 @@ async def test_second_one_waits_until_the_first_has_closed(tmp_path: Path) -> No
 def filled(path: Path) -> None:
     file = JournalFile(path)
     tokens = {1: (0, array("I", range(50)))}
-    file.commit(Batch([Entry(number, 0.0, b"request" * 100) for number in range(1, 50)], tokens))
+    file.commit(Batch([Entry(number, number, 0.0, b"request" * 100) for number in range(1, 50)], tokens))
     file.close()
 
 
 VERSION_1 = """
+ALTER TABLE requests DROP COLUMN first_id;
 ALTER TABLE requests DROP COLUMN beginning;
 DROP TABLE policy;
 DROP TABLE tokens;
@@ -239,7 +240,7 @@ def test_ended_requests_are_forgotten_after_a_while(tmp_path: Path) -> None:
     numbers = range(1, KEEP_ENDED + 21)
     file.commit(
         Batch(
-            [Entry(number, 0.0, b"") for number in numbers],
+            [Entry(number, number, 0.0, b"") for number in numbers],
             {number: (0, array("I", [1])) for number in numbers},
             outcomes=[(number, 1000.0 + number / 1e6, "{}") for number in numbers[10:]],
         )
@@ -249,3 +250,37 @@ def test_ended_requests_are_forgotten_after_a_while(tmp_path: Path) -> None:
     file.compact(1002.0 + KEEP_ENDED_S)
     assert [entry.sequence_id for entry in file.read()] == list(range(1, 11))
     file.close()
+
+
+def test_samples_of_a_request_are_forgotten_together(tmp_path: Path) -> None:
+    """The first one ended long ago, and can be read again as long as the last one lives."""
+    file = JournalFile(tmp_path / "journal")
+    file.commit(Batch([Entry(1, 1, 0.0, b"two"), Entry(2, 1, 0.0, b"")], outcomes=[(1, 1000.0, "{}")]))
+    file.compact(2000.0 + KEEP_ENDED_S)
+    assert [(entry.sequence_id, entry.request) for entry in file.read()] == [(1, b"two"), (2, b"")]
+    file.commit(Batch(outcomes=[(2, 2000.0, "{}")]))
+    file.compact(1999.0 + KEEP_ENDED_S)
+    assert len(file.read()) == 2
+    file.compact(2001.0 + KEEP_ENDED_S)
+    assert file.read() == []
+    file.close()
+
+
+async def test_samples_are_accepted_as_one(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path / "journal")
+    await journal.accept([1], b"one")
+    await journal.accept(range(2, 5), b"three")
+    entries = await reopened(journal, tmp_path / "journal")
+    found = [(entry.sequence_id, entry.first_id, entry.request) for entry in entries]
+    assert found == [(1, 1, b"one"), (2, 2, b"three"), (3, 2, b""), (4, 2, b"")]
+
+
+def test_journal_of_version_2_is_read_and_knows_one_sequence_a_request(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    filled(path)
+    for statement in ("ALTER TABLE requests DROP COLUMN first_id", "PRAGMA user_version = 2"):
+        change(statement, path)
+    for _ in range(2):
+        file = JournalFile(path)
+        assert [(entry.sequence_id, entry.first_id) for entry in file.read()] == [(n, n) for n in range(1, 50)]
+        file.close()

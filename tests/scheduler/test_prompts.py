@@ -9,10 +9,19 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as BackendTokenizer
 
-from common.errors import InvalidRequest
+from common.errors import Exhausted, InvalidRequest
 from scheduler_svc.chat_template import ChatTemplate
 from scheduler_svc.model_files import read_model_files
-from scheduler_svc.prompts import ChatPrompt, Message, Prompt, PromptEncoder, TextPrompt, TokenPrompt, check_room
+from scheduler_svc.prompts import (
+    MAX_WAITING_BYTES,
+    ChatPrompt,
+    Message,
+    Prompt,
+    PromptEncoder,
+    TextPrompt,
+    TokenPrompt,
+    check_room,
+)
 from scheduler_svc.tokenizer import Tokenizer
 from tests.scheduler.text_folders import BOS, CHATML, IM_END, IM_START, byte_level, write_folder
 
@@ -26,12 +35,15 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made: list[PromptEncoder] = []
 
     def make_encoder(
-        backend: BackendTokenizer | None = None, chat_template: str | None = CHATML, max_seconds: float = 2.0
+        backend: BackendTokenizer | None = None,
+        chat_template: str | None = CHATML,
+        max_seconds: float = 2.0,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> PromptEncoder:
         files = read_model_files(write_folder(tmp_path, backend, chat_template=chat_template))
         source = files.chat_template
         template = ChatTemplate(source, files.special_tokens, max_seconds=max_seconds) if source else None
-        made.append(PromptEncoder(Tokenizer(files), template))
+        made.append(PromptEncoder(Tokenizer(files), template, max_waiting_bytes))
         return made[-1]
 
     yield make_encoder
@@ -142,3 +154,39 @@ async def test_F41_event_loop_goes_on_while_a_long_text_is_encoded(make: Make) -
         turns += 1
     assert len(running.result()) > 400_000
     assert turns > 10
+
+
+async def test_F41_prompts_that_wait_are_bounded_by_their_bytes(make: Make) -> None:
+    """A megabyte waits, so that a second one is too much, whatever its kind; short text does not wait at all."""
+    encoder = make(chat_template="{{ messages[0].content }}", max_waiting_bytes=1_500_000)
+    large = chat("x" * 1_000_000)
+    first = asyncio.create_task(encoder.encode(large, VOCAB, 2_000_000))
+    await asyncio.sleep(0)
+    for second in (large, TextPrompt("x" * 1_000_000)):
+        with pytest.raises(Exhausted, match=r"^prompts of 0 MiB wait to be encoded.* try again later$") as caught:
+            await encoder.encode(second, VOCAB, 2_000_000)
+        assert caught.value.retry_after_s == 1.0
+    assert len(await encoder.encode(TextPrompt("hi"), VOCAB, CONTEXT)) == 3
+    assert len(await encoder.encode(chat("x" * 400_000), VOCAB, 2_000_000)) == 400_000
+    assert len(await first) == 1_000_000
+    assert len(await encoder.encode(large, VOCAB, 2_000_000)) == 1_000_000
+
+
+async def test_F41_prompt_larger_than_the_bound_is_taken_alone(make: Make) -> None:
+    encoder = make(chat_template="{{ messages[0].content }}", max_waiting_bytes=10)
+    assert len(await encoder.encode(chat("x" * 5000), VOCAB, 10_000)) == 5000
+
+
+async def test_F41_cancelled_prompt_waits_no_more(make: Make) -> None:
+    """Two that run away hold both threads; what was to be encoded after them gives its place back at once."""
+    loops = "{% for a in r %}{% for b in r %}{% for c in r %}{% endfor %}{% endfor %}{% endfor %}"
+    encoder = make(chat_template="{% set r = range(90000) %}" + loops, max_seconds=0.5, max_waiting_bytes=1_000_000)
+    busy = [asyncio.create_task(refusal(encoder, chat("hi"))) for _ in range(2)]
+    for _ in range(3):
+        waiting = asyncio.create_task(encoder.encode(chat("x" * 900_000), VOCAB, CONTEXT))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    for each in busy:
+        assert "takes longer than 0.5 s" in await each

@@ -12,6 +12,7 @@ from citybus.v1 import generation_pb2 as pb
 from common.errors import InvalidRequest, NotFound
 from common.grammar import Grammar, GrammarKind
 from common.step import ExecutorInfo, Sampling
+from scheduler_svc.answer_params import AnswerParams
 from scheduler_svc.forms import Form
 from scheduler_svc.prompts import ChatPrompt, Message, TextPrompt, TokenPrompt
 from scheduler_svc.validation import GenerateCall, validate_generate, validate_prompt
@@ -67,6 +68,7 @@ def test_defaults() -> None:
         cache_salt=None,
         skip_special_tokens=True,
         grace_s=0.0,
+        answers=AnswerParams(),
     )
 
 
@@ -105,6 +107,7 @@ def test_every_field_arrives() -> None:
         reconnect_grace_ms=2500,
         skip_special_tokens=False,
         structured_output=pb.StructuredOutput(regex="a+"),
+        samples=pb.SampleParams(n=64),
     )
     assert call == GenerateCall(
         request_id="a!~" * 42,
@@ -135,6 +138,7 @@ def test_every_field_arrives() -> None:
         cache_salt="",
         skip_special_tokens=False,
         grace_s=2.5,
+        answers=AnswerParams(64, 64),
     )
 
 
@@ -265,11 +269,35 @@ def test_F10_values_at_the_edges() -> None:
         ({"priority": -(2**31)}, "priority must be from -1000 to 1000"),
         ({"cache_salt": "é" * 65}, "cache_salt must be at most 128 bytes"),
         ({"reconnect_grace_ms": 3_600_001}, "reconnect_grace_ms must be at most 3600000"),
+        ({"samples": pb.SampleParams(n=0)}, "samples.n must be from 1 to 64"),
+        ({"samples": pb.SampleParams(n=65)}, "samples.n must be from 1 to 64"),
+        ({"samples": pb.SampleParams(n=10**9)}, "samples.n must be from 1 to 64"),
     ],
 )
 def test_other_limits(fields: dict[str, Any], expected: str) -> None:
     assert refusal(**fields) == expected
 
 
+def test_number_of_samples() -> None:
+    asked = [None, pb.SampleParams(), pb.SampleParams(n=1), pb.SampleParams(n=64)]
+    assert [validate(samples=samples).answers.num_samples for samples in asked] == [1, 1, 1, 64]
+
+
 def test_salt_at_the_limit() -> None:
     assert validate(cache_salt="é" * 64).cache_salt == "é" * 64
+
+
+def test_F41_more_tokens_than_fit_are_refused_before_they_are_copied() -> None:
+    expected = "the prompt has 64 tokens and the model's context is 64"
+    assert refusal(tokens=pb.TokenPrompt(ids=[1] * 64)).startswith(expected)
+    assert validate(tokens=pb.TokenPrompt(ids=[1] * 63)).prompt == TokenPrompt((1,) * 63)
+
+
+def test_F54_field_of_another_api_is_refused_by_name() -> None:
+    tools = b"\xc2\x3e\x05tools"  # field 1000
+    request = pb.GenerateRequest.FromString(pb.GenerateRequest(text="hi").SerializeToString() + tools)
+    count = pb.CountTokensRequest.FromString(pb.CountTokensRequest(text="hi").SerializeToString() + tools)
+    with pytest.raises(InvalidRequest, match=r"^citybus\.v1\.GenerateRequest has no field 1000 at this server"):
+        validate_generate(request, MODEL)
+    with pytest.raises(InvalidRequest, match=r"^citybus\.v1\.CountTokensRequest has no field 1000 at this server"):
+        validate_prompt(count)

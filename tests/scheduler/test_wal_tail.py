@@ -28,7 +28,7 @@ def crashed(path: Path, commits: int, checkpoint_after: int = 0) -> bytearray:
     live = path.with_name("live")
     file = JournalFile(live)
     for number in range(1, commits + 1):
-        file.commit(Batch([Entry(number, 0.0, b"request %d" % number)]))
+        file.commit(Batch([Entry(number, number, 0.0, b"request %d" % number)]))
         if number == checkpoint_after:
             file._database.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
     shutil.copy(live, path)
@@ -45,7 +45,7 @@ def opened(path: Path) -> tuple[WalTail, list[int]]:
     """What an opening leaves out, and the requests that it finds; the next opening finds the same, and no tail."""
     file = JournalFile(path)
     tail, found = file.tail, [entry.sequence_id for entry in file.read()]
-    file.commit(Batch([Entry(99, 0.0, b"")]))
+    file.commit(Batch([Entry(99, 99, 0.0, b"")]))
     shutil.copy(path, path.with_name("again"))
     shutil.copy(f"{path}-wal", path.with_name("again-wal"))
     file.close()

@@ -208,7 +208,8 @@ Global___SessionOpened: _TypeAlias = SessionOpened  # noqa: Y015
 @_typing.final
 class StepPlan(_message.Message):
     """What one step computes, as a difference to what the executor holds. Applied in this order: finished and preempted
-    sequences leave, blocks are copied, new sequences enter, known ones grow, the batch is computed.
+    sequences leave and forks take the place of others, blocks are copied, new sequences enter, known ones grow, the batch
+    is computed.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -227,6 +228,7 @@ class StepPlan(_message.Message):
     GROWN_BLOCKS_FIELD_NUMBER: _builtins.int
     SEALED_BLOCKS_FIELD_NUMBER: _builtins.int
     SEALED_HASHES_FIELD_NUMBER: _builtins.int
+    FORKS_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     """Term of the session."""
     step: _builtins.int
@@ -277,6 +279,10 @@ class StepPlan(_message.Message):
     def sealed_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Blocks that are full and shareable from this step on, news since the plan before; parallel to sealed_hashes."""
 
+    @_builtins.property
+    def forks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fork]:
+        """Sequences that go on from others: the beams of a search."""
+
     def __init__(
         self,
         *,
@@ -294,14 +300,55 @@ class StepPlan(_message.Message):
         grown_blocks: _abc.Iterable[_builtins.int] | None = ...,
         sealed_blocks: _abc.Iterable[_builtins.int] | None = ...,
         sealed_hashes: _builtins.bytes = ...,
+        forks: _abc.Iterable[Global___Fork] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_destinations", b"copy_destinations", "copy_sources", b"copy_sources", "finished_ids", b"finished_ids", "grown_blocks", b"grown_blocks", "grown_rows", b"grown_rows", "ids", b"ids", "new_sequences", b"new_sequences", "num_grown_blocks", b"num_grown_blocks", "num_tokens", b"num_tokens", "preempted_ids", b"preempted_ids", "sealed_blocks", b"sealed_blocks", "sealed_hashes", b"sealed_hashes", "step", b"step", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_destinations", b"copy_destinations", "copy_sources", b"copy_sources", "finished_ids", b"finished_ids", "forks", b"forks", "grown_blocks", b"grown_blocks", "grown_rows", b"grown_rows", "ids", b"ids", "new_sequences", b"new_sequences", "num_grown_blocks", b"num_grown_blocks", "num_tokens", b"num_tokens", "preempted_ids", b"preempted_ids", "sealed_blocks", b"sealed_blocks", "sealed_hashes", b"sealed_hashes", "step", b"step", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepPlan: _TypeAlias = StepPlan  # noqa: Y015
+
+@_typing.final
+class Fork(_message.Message):
+    """A sequence that goes on from the computed tokens of another, with one token that this step computes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    PARENT_ID_FIELD_NUMBER: _builtins.int
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    NUM_KEPT_BLOCKS_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Id of the sequence. Where one with this id is resident, the fork takes its place."""
+    parent_id: _builtins.int
+    """The other one: resident before this plan. Its prompt and its sampling are the fork's."""
+    token_id: _builtins.int
+    """The token."""
+    num_kept_blocks: _builtins.int
+    """How many blocks of the parent's table the fork's begins with."""
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The blocks after these."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        parent_id: _builtins.int = ...,
+        token_id: _builtins.int = ...,
+        num_kept_blocks: _builtins.int = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "id", b"id", "num_kept_blocks", b"num_kept_blocks", "parent_id", b"parent_id", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fork: _TypeAlias = Fork  # noqa: Y015
 
 @_typing.final
 class NewSequence(_message.Message):
@@ -574,7 +621,9 @@ class StepResult(_message.Message):
     """Why the step failed; its sequences are dropped. Empty: it did not."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sequences that drew a token: those whose tokens are now all computed, in the order of the plan (new ones first)."""
+        """Sequences that drew a token: those whose tokens are now all computed, in the order of the plan: new ones,
+        known ones, forks.
+        """
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -1,7 +1,6 @@
 """Four prompts that could each hold a part of the pool for ever: P = 16 blocks, C = 16 tokens, 12 blocks a prompt.
 
-The core's own test of this case goes through all policies; this one through the processes. Parallel samples (n = 2) are
-left out: there are none yet.
+The core's own test of this case goes through all policies; this one through the processes.
 """
 
 from __future__ import annotations
@@ -14,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from citybus import Cancelled
-from tests.e2e.field_cases.field import Field, Ride, running_field
+from citybus import Cancelled, Completion, Stream
+from citybus.messages import completions_of
+from scheduler_svc.sample_seeds import sample_seed
+from tests.e2e.field_cases.field import Field, Ride, running_field, together
 from tests.e2e.plan_log import rows
 
 PROMPTS = [[seat, *range(3, 190)] for seat in range(200, 204)]
@@ -64,6 +65,32 @@ def read_all(field: Field, rides: Sequence[Ride]) -> list[tuple[int, ...]]:
         return [future.result().token_ids for future in futures]
     finally:
         pool.shutdown(wait=False)  # a read that hangs ends with its bus
+
+
+def read_samples(field: Field, streams: Sequence[Stream]) -> list[list[tuple[int, ...]]]:
+    """Every sample of all answers. Raises TimeoutError where one hangs."""
+    return [
+        [completion.token_ids for completion in completions]
+        for completions in together([lambda stream=stream: _samples(stream) for stream in streams])  # type: ignore[misc]
+    ]
+
+
+def _samples(stream: Stream) -> list[Completion]:
+    deltas = list(stream)
+    return completions_of(deltas, stream.finishes, stream.request_id())
+
+
+def test_F27_two_samples_of_each(full_field: Field) -> None:
+    """Eight sequences that grow to 14 blocks, in a pool of 16; sampled, so that the two of a prompt part."""
+    asked = [{"temperature": 1.0, "seed": seat, "n": 2} for seat in range(4)]
+    expected = [
+        [full_field.reference(prompt, OUTPUT, temperature=1.0, seed=sample_seed(seat, index)) for index in range(2)]
+        for seat, prompt in enumerate(PROMPTS)
+    ]
+    for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
+        with full_field.paused():
+            streams = [full_field.start(PROMPTS[seat], OUTPUT, **asked[seat]).stream for seat in order]
+        assert read_samples(full_field, streams) == [expected[seat] for seat in order]
 
 
 def test_F27_any_order_and_any_priorities(full_field: Field, references: list[tuple[int, ...]]) -> None:

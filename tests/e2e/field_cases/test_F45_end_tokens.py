@@ -9,7 +9,7 @@ import pytest
 
 from citybus import Completion, FinishReason
 from tests.checkpoints import follow, write_chain
-from tests.e2e.field_cases.field import Field, running_field
+from tests.e2e.field_cases.field import Field, running_field, together
 
 FIRST, SECOND = 2, 7
 SCRIPT = follow(*b"@abcd", SECOND, *b"efgh", FIRST, *b"ijkl", 0, ord("z"), 0)
@@ -58,3 +58,10 @@ def test_F45_min_tokens_bars_every_end_token(ends: Field) -> None:
     assert say(ends, min_tokens=5).finish.reason is FinishReason.LENGTH
     barred = say(ends, min_tokens=2, stop_token_ids=[ord("b"), ord("z")])
     assert (barred.token_ids, barred.finish.stop_token_id) == ((*b"a\0z",), ord("z"))
+
+
+def test_F45_unequal_lengths_share_a_batch_without_a_pad_token(ends: Field) -> None:
+    prompts = [[ord("x")] * length + [ord("@")] for length in (0, 1, 15, 16, 17, 40)]
+    with ends.paused():
+        rides = [ends.start(prompt, 9, ignore_eos=False) for prompt in prompts]
+    assert [answer.text for answer in together([ride.read for ride in rides])] == ["abcd"] * len(prompts)

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from citybus import InvalidRequest
@@ -17,7 +18,7 @@ from tests.e2e.field_cases.conftest import SCRIPT
 from tests.e2e.field_cases.field import Field, is_serving, running_executor, scheduler_field
 from tests.e2e.field_cases.starting import start_refused
 from tests.e2e.field_cases.wire import field as wire_field
-from tests.e2e.field_cases.wire import send
+from tests.e2e.field_cases.wire import send, status
 from tests.harness import Service
 
 LAST = "{{ messages[-1].content }}"
@@ -163,15 +164,24 @@ def test_F56_text_of_a_message_is_never_evaluated(with_template: WithTemplate, t
 
 
 def test_F56_request_cannot_bring_a_template(with_template: WithTemplate) -> None:
-    """There is no such field; what a message has beyond its fields is ignored, as protobuf does."""
+    """There is no such field; a field that a message does not have is refused, wherever it is."""
     field = with_template(LAST)
     for name in ("chat_template", "chat_template_kwargs", "bos_token", "tools"):
         options: Any = {"messages": [user("@")], name: "{{ 7 * 7 }}"}
         with pytest.raises(TypeError, match=f"^{name}: no such option"):
             field.client.generate(**options)
-    template = b"{{ 7 * 7 }}"
-    chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="@")]).SerializeToString()
-    request = wire_field(4, chat + wire_field(2, template) + wire_field(15, template)) + wire_field(13, template)
-    responses = send(field.bus.address, request + wire_field(6, b"\x0d\0\0\0\0"))
-    assert "".join(response.text for response in responses) == "ABCDEFG"
-    assert responses[-1].finish.usage.prompt_tokens == 1
+    message, template = pb.ChatMessage(role="user", content="@").SerializeToString(), b"{{ 7 * 7 }}"
+    whole = wire_field(4, wire_field(1, message))
+    for name, request in {
+        "GenerateRequest has no field 1000": whole + wire_field(1000, template),
+        "ChatPrompt has no field 2": wire_field(4, wire_field(1, message) + wire_field(2, template)),
+        "ChatMessage has no field 15": wire_field(4, wire_field(1, message + wire_field(15, template))),
+    }.items():
+        with status(grpc.StatusCode.INVALID_ARGUMENT, f"citybus.v1.{name} at this server"):
+            send(field.bus.address, request)
+    assert "".join(response.text for response in send(field.bus.address, whole)) == "ABCDEFG"
+
+
+@pytest.mark.parametrize("attack", ["{{ '%300000000000d' % 1 }}", "{{ ('x' * 10**7).replace('x', 'y' * 10**7) }}"])
+def test_F56_single_call_that_makes_gigabytes_is_not_made(with_template: WithTemplate, attack: str) -> None:
+    assert "writes more than" in refused(with_template(attack), user("x"))

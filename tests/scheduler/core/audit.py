@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from common.step import ExecutorInfo, NewSequence, StepPlan
+from common.step import ExecutorInfo, Fork, NewSequence, StepPlan
 from scheduler_svc.core.adoption import Residency
 
 
@@ -44,7 +44,9 @@ class Audit:
         self.last_step = plan.step
         self.in_flight += 1
         assert self.in_flight <= self.window, "more plans in flight than the window"
-        for sequence_id in (*plan.finished_ids, *plan.preempted_ids):
+        forked = {fork.sequence_id: self._forked(fork) for fork in plan.forks}
+        replaced = [sequence_id for sequence_id in forked if sequence_id in self.tables]
+        for sequence_id in (*plan.finished_ids, *plan.preempted_ids, *replaced):
             table = self.tables.pop(sequence_id)
             for block in table.blocks:
                 self.read_until[block] = max(table.last_step, self.read_until.get(block, 0))
@@ -57,7 +59,18 @@ class Audit:
             self._advance(table, known.num_tokens, plan.step)
         for row in plan.new_sequences:
             self._enter(row, plan.step, targets)
+        for fork in plan.forks:
+            self._hand_out(fork.sequence_id, fork.block_ids)
+        for sequence_id, table in forked.items():
+            self.tables[sequence_id] = table
+            self._advance(table, 1, plan.step)
         self._check_step(plan)
+
+    def _forked(self, fork: Fork) -> Table:
+        """The table that a fork begins with: its parent's, or a copy of its last block."""
+        parent = self.tables[fork.parent_id]
+        assert parent.last_step <= self.last_result, "a beam goes on before its result is there"
+        return Table([*parent.blocks[: fork.num_kept_blocks], *fork.block_ids], parent.computed, 0)
 
     def resumed(self, held: Residency) -> Audit:
         """The audit of a session that goes on with what is resident: no plan is in flight, so no fence stands."""

@@ -11,11 +11,13 @@ import pytest
 
 from common.step import ExecutorInfo, Sampling, StepPlan, StepResult
 from scheduler_svc.core.adoption import Residency
+from scheduler_svc.core.beams import BeamParams, BeamSearch, Hypothesis
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.request import Beginning, FinishReason, NeverFits, Outcome, Request, SequenceUpdate
 from scheduler_svc.core.scheduler import Scheduler
-from tests.fakes import INFO, FakeExecutor, Script, reference_output, restarted
+from scheduler_svc.sample_seeds import sample_seed
+from tests.fakes import INFO, FakeExecutor, Script, hashed_logprobs, reference_output, restarted, slots_of
 from tests.scheduler.core.audit import Audit
 
 GREEDY = Sampling(temperature=0.0)
@@ -26,6 +28,43 @@ def request(sequence_id: int, prompt: Iterable[int], **options: Any) -> Request:
     """A greedy request that arrives at 0, unless `options` say otherwise."""
     settings: dict[str, Any] = {"sampling": GREEDY, "arrival": 0.0} | options
     return Request(sequence_id=sequence_id, prompt=tuple(prompt), **settings)
+
+
+def samples(first: Request, count: int) -> list[Request]:
+    """`first`, and as many samples of the same prompt behind it as make `count`."""
+    group = first.sequence_id if count > 1 else None
+    return [
+        replace(
+            first,
+            sequence_id=first.sequence_id + index,
+            sampling=replace(first.sampling, seed=sample_seed(first.sampling.seed, index)),
+            group=group,
+        )
+        for index in range(count)
+    ]
+
+
+def search(sequence_id: int, prompt: Iterable[int], beams: BeamParams, **options: Any) -> Request:
+    """A beam search: the step reports what its rules need."""
+    stops = options.get("stop_token_ids", frozenset())
+    sampling = Sampling(temperature=0.0, num_logprobs=beams.width + len(stops))
+    return request(sequence_id, prompt, sampling=sampling, beams=beams, **options)
+
+
+def ids_of(asked: Request) -> range:
+    """The ids that a request's sequences have at the executor."""
+    width = 1 if asked.beams is None else asked.beams.width
+    return range(asked.sequence_id, asked.sequence_id + width)
+
+
+def reference_search(asked: Request, max_tokens: int, vocab_size: int) -> list[Hypothesis]:
+    """REF of a search: its rules over the fake executor's numbers, with no batch, no blocks and no cache."""
+    assert asked.beams is not None
+    found, num_top = BeamSearch(asked.beams, asked.stop_token_ids), asked.sampling.num_logprobs or 0
+    while not found.is_over:
+        texts = [slots_of([*asked.prompt, *beam.tokens]) for beam in found.beams]
+        found.advance([hashed_logprobs(slots, 0, num_top, vocab_size) for slots in texts], max_tokens)
+    return found.told
 
 
 def guard(policy: Policy | GuardedPolicy) -> GuardedPolicy:
@@ -57,6 +96,7 @@ class Driver:
         self.requests: dict[int, Request] = {}
         self.tokens: dict[int, list[int]] = {}
         self.outcomes: dict[int, Outcome] = {}
+        self.others: dict[int, tuple[SequenceUpdate, ...]] = {}
         self.beginnings: dict[int, Beginning] = {}
         self.audit = Audit(info, window)
         self._max_output: dict[int, int] = {}
@@ -71,7 +111,7 @@ class Driver:
 
     def add(self, new: Request) -> bool:
         """Queue a request; False where it is refused, which must be because it can never fit."""
-        room = self._capacity() - len(new.prompt)
+        room = self._room(new)
         try:
             self.scheduler.add(new)
         except NeverFits:
@@ -81,7 +121,7 @@ class Driver:
         self.requests[new.sequence_id] = new
         self.tokens[new.sequence_id] = []
         self._max_output[new.sequence_id] = min(room, new.max_tokens or room)
-        self.audit.salts[new.sequence_id] = new.cache_salt
+        self.audit.salts |= dict.fromkeys(ids_of(new), new.cache_salt)
         self.check()
         return True
 
@@ -125,7 +165,7 @@ class Driver:
         result = self.executor.step(plan)
         self.audit.on_result(plan.step)
         if result.error is not None:
-            rows = [row.sequence_id for row in plan.new_sequences] + [row.sequence_id for row in plan.scheduled]
+            rows = [row.sequence_id for row in (*plan.new_sequences, *plan.scheduled, *plan.forks)]
             self._end(rows, FinishReason.ERROR)
         self._end([failed.sequence_id for failed in result.failed], FinishReason.ERROR)
         self._hear(self.scheduler.apply(result, self.now))
@@ -145,14 +185,13 @@ class Driver:
         info = self.executor.info
         salts = self.audit.salts
         self.audit = Audit(info, self.window, salts=salts)
-        self._hear(self.scheduler.reset(info, self.executor.open(info.epoch, False), self.now))
+        self._hear(self.scheduler.resume(info, self.executor.open(info.epoch, False), Residency(), self.now))
 
     def restart(self, **changes: int) -> None:
         """The executor crashed and is back, perhaps with another capacity."""
         self.executor = restarted(self.executor, **changes)
         for key in self.live:
-            room = self._capacity() - len(self.requests[key].prompt)
-            self._max_output[key] = min(self._max_output[key], room)
+            self._max_output[key] = min(self._max_output[key], self._room(self.requests[key]))
         self._end([key for key in self.live if len(self.tokens[key]) >= self._max_output[key]], FinishReason.ERROR)
         self.reconnect()
 
@@ -170,14 +209,22 @@ class Driver:
             del self.tokens[key][max(0, len(self.tokens[key]) - unheard) :]
             if not self.tokens[key]:
                 self.beginnings.pop(key, None)
-            self.scheduler.add(self.requests[key], self.tokens[key], self.beginnings.get(key))
-        self._resume(term, {sequence_id for sequence_id in self.live if sequence_id in self.executor.sequences})
+            asked = self.requests[key]
+            self.scheduler.add(asked, self.tokens[key], self.beginnings.get(key))
+            if asked.beams is not None:  # it starts over, perhaps in a pool that has grown since it was accepted
+                room = self._room(asked)
+                self._max_output[key] = min(room, asked.max_tokens or room)
+        self._resume(term, self._resident())
 
     def cut(self, executed: int = 0) -> None:
         """The connection breaks and comes back: the same scheduler goes on with what is resident."""
         self._lose_plans(executed)
         term = self.executor.open(self.executor.info.epoch, True)
-        self._resume(term, {sequence_id for sequence_id in self.live if sequence_id in self.executor.sequences})
+        self._resume(term, self._resident())
+
+    def _resident(self) -> set[int]:
+        """Who can run on where they are: searches start over."""
+        return {key for key in self.live if key in self.executor.sequences and self.requests[key].beams is None}
 
     def _lose_plans(self, executed: int) -> None:
         """The first `executed` plans in flight are computed, and nobody hears of it; the others never are."""
@@ -237,6 +284,9 @@ class Driver:
     def check_outcome(self, sequence_id: int) -> None:
         """Its tokens are REF's, it ended where REF ends or where it was ended, and its numbers add up."""
         asked, tokens, outcome = self.requests[sequence_id], self.tokens[sequence_id], self.outcomes[sequence_id]
+        if asked.beams is not None:
+            self._check_search(asked)
+            return
         expected = self.reference(sequence_id)
         assert tuple(tokens) == expected[: len(tokens)], f"sequence {sequence_id} left REF"
         stopped = len(tokens) > asked.sampling.min_tokens and tokens[-1] in asked.stop_token_ids
@@ -255,6 +305,24 @@ class Driver:
             assert outcome.queued_s == pytest.approx(known.queued_s), "a later scheduler tells another story"
             assert outcome.first_token_s == pytest.approx(known.first_token_s)
             assert outcome.num_cached_tokens == known.num_cached_tokens
+
+    def _check_search(self, asked: Request) -> None:
+        """All its answers are those of the search alone, or it has none; each has its place and its outcome."""
+        key, others = asked.sequence_id, self.others[asked.sequence_id]
+        assert asked.beams is not None
+        assert [update.sequence_id for update in others] == list(range(key + 1, key + asked.beams.num_answers))
+        answers = [(tuple(self.tokens[key]), self.outcomes[key])]
+        answers += [(update.token_ids, update.outcome) for update in others if update.outcome is not None]
+        assert len(answers) == asked.beams.num_answers
+        if (reason := self._ended_by_us.get(key)) is not None:
+            assert {(tokens, outcome.reason) for tokens, outcome in answers} == {((), reason)}
+            return
+        info = self.executor.info
+        expected = reference_search(asked, self._max_output[key], info.vocab_size)
+        assert [tokens for tokens, _ in answers] == [answer.tokens for answer in expected]
+        assert [outcome.score for _, outcome in answers] == [answer.score for answer in expected]
+        assert [outcome.stop_token_id for _, outcome in answers] == [answer.stop_token_id for answer in expected]
+        assert [outcome.num_output_tokens for _, outcome in answers] == [len(answer.tokens) for answer in expected]
 
     @staticmethod
     def _check_times(outcome: Outcome, drew: bool) -> None:
@@ -279,9 +347,19 @@ class Driver:
 
     # Bookkeeping
 
-    def _capacity(self) -> int:
-        info = self.executor.info
-        return min(info.max_model_len, info.num_blocks * info.block_size)
+    def _room(self, asked: Request) -> int:
+        """Most tokens that fit behind its prompt."""
+        info, length = self.executor.info, len(asked.prompt)
+        width = 1 if asked.beams is None else asked.beams.width
+        if width > min(info.max_sequences, info.max_step_tokens):
+            return 0
+        room = 0
+        while length + room < info.max_model_len:
+            shared = length // info.block_size if asked.beams is not None else 0
+            if shared + width * (-(-(length + room + 1) // info.block_size) - shared) > info.num_blocks:
+                break
+            room += 1
+        return room
 
     def _end(self, sequence_ids: Iterable[int], reason: FinishReason) -> None:
         live = set(self.live)
@@ -300,6 +378,7 @@ class Driver:
                 self.beginnings[update.sequence_id] = update.beginning
             if update.outcome is not None:
                 self.outcomes[update.sequence_id] = update.outcome
+                self.others[update.sequence_id] = update.others
         ended = [key for key in self._ended_by_us if key not in self.outcomes]
         assert not ended, f"{ended} should have ended"
         self.check()

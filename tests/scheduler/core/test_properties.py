@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from common.step import ExecutorInfo, Sampling
+from scheduler_svc.core.beams import BeamParams, EarlyStopping
 from scheduler_svc.core.guard import GuardedPolicy, PolicyChange
 from scheduler_svc.policies import BUILT_IN
 from tests.fakes import INFO
-from tests.scheduler.core.driver import Driver, request
+from tests.scheduler.core.driver import Driver, request, samples, search
 
 VOCAB = 5
 STEMS = tuple(tuple(random.Random(stem).choices(range(VOCAB), k=64)) for stem in range(3))
@@ -72,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-3, 3),
         limit=st.none() | st.floats(0.5, 20),
         salt=st.sampled_from(SALTS),
+        num_samples=st.sampled_from([1, 1, 1, 2, 5]),
     )
     def add(
         self,
@@ -82,9 +85,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         limit: float | None,
         salt: str | None,
+        num_samples: int,
     ) -> None:
         driver = self.driver
-        new = request(
+        first = request(
             self.next_id,
             prompt,
             sampling=sampling,
@@ -95,8 +99,31 @@ class SchedulerMachine(RuleBasedStateMachine):
             deadline=None if limit is None else driver.now + limit,
             cache_salt=salt,
         )
-        driver.add(new)
-        self.next_id += 1
+        for new in samples(first, num_samples):
+            driver.add(new)
+            self.next_id += 1
+
+    @rule(
+        prompt=prompts,
+        width=st.integers(2, 3),
+        max_tokens=st.integers(1, 20),
+        stop=st.frozensets(st.integers(0, VOCAB - 1), max_size=2),
+        early_stopping=st.sampled_from(EarlyStopping),
+        salt=st.sampled_from(SALTS),
+    )
+    def add_search(
+        self,
+        prompt: tuple[int, ...],
+        width: int,
+        max_tokens: int,
+        stop: frozenset[int],
+        early_stopping: EarlyStopping,
+        salt: str | None,
+    ) -> None:
+        params = BeamParams(width, 2, 1.0, early_stopping)
+        options: dict[str, Any] = {"max_tokens": max_tokens, "stop_token_ids": stop, "cache_salt": salt}
+        self.driver.add(search(self.next_id, prompt, params, arrival=self.driver.now, **options))
+        self.next_id += width
 
     @rule(policy=st.sampled_from(sorted(BUILT_IN)))
     def swap(self, policy: str) -> None:
@@ -122,7 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 30), keep=st.integers(0, 40))
     def stop(self, which: int, keep: int) -> None:
-        live = self.driver.live
+        live = [key for key in self.driver.live if self.driver.requests[key].beams is None]
         if live:
             sequence_id = live[which % len(live)]
             self.driver.stop(sequence_id, min(keep, len(self.driver.tokens[sequence_id])))
@@ -206,18 +233,39 @@ def test_the_random_load_reaches_every_corner(window: int) -> None:
             seen["resumed"] += sum(len(row.token_ids) > row.num_prompt_tokens for row in plan.new_sequences)
             seen["chunks"] += sum(row.num_tokens > 1 for row in plan.scheduled)
             seen["mixed"] += bool(plan.new_sequences and plan.scheduled)
+            seen["forked"] += len(plan.forks)
+            seen["parted"] += bool(plan.forks and plan.copies)
+            seen["siblings"] += sum(row.sequence_id % 10 > 0 for row in plan.new_sequences)
         driver.deliver()
     driver.drain()
     seen |= Counter(outcome.reason.value for outcome in driver.outcomes.values())
-    expected = {"preempted", "copied", "sealed", "shared", "resumed", "chunks", "mixed", "stop", "length", "deadline"}
+    expected = {
+        "preempted",
+        "copied",
+        "sealed",
+        "shared",
+        "resumed",
+        "chunks",
+        "mixed",
+        "siblings",
+        "forked",
+        "parted",
+        "stop",
+        "length",
+        "deadline",
+    }
     assert {what for what in expected if seen[what] >= 5} == expected, seen
 
 
 def add_random(driver: Driver, chance: random.Random) -> None:
-    """A request with a shared beginning, and perhaps everything else a request can have."""
+    """A request with a shared beginning, and perhaps everything else a request can have: up to three samples, too."""
     prompt = [*chance.choice(STEMS)[: chance.randint(0, 64)], chance.randrange(VOCAB)]
-    new = request(
-        len(driver.requests) + 1_000,
+    if chance.random() < 0.1:
+        params, key = BeamParams(chance.choice([2, 3]), chance.choice([1, 2])), 10 * len(driver.requests) + 1_000
+        driver.add(search(key, prompt, params, arrival=driver.now, max_tokens=chance.choice([1, 5, 17])))
+        return
+    first = request(
+        10 * len(driver.requests) + 1_000,
         prompt,
         sampling=Sampling(temperature=chance.choice([0.0, 1.0]), seed=chance.randrange(3)),
         arrival=driver.now,
@@ -227,4 +275,5 @@ def add_random(driver: Driver, chance: random.Random) -> None:
         deadline=chance.choice([None, None, None, driver.now + 30 * chance.random()]),
         cache_salt=chance.choice(SALTS),
     )
-    driver.add(new)
+    for new in samples(first, chance.choice([1, 1, 1, 3])):
+        driver.add(new)

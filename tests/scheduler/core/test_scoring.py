@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from common.step import KnownLogprobs, Sampling, TokenLogprobs
+from common.logprobs import KnownLogprobs, TokenLogprobs
+from common.step import Sampling
 from scheduler_svc.core.scoring import Scored, Scoring
 
 NUM_PROMPT = 5

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -19,7 +19,7 @@ from citybus.v1 import generation_pb2_grpc
 from tests.checkpoints import write_tiny
 from tests.e2e.field_cases.field import Field, running_executor, scheduler_field, together
 from tests.e2e.field_cases.parameters import PARAMETERS, told
-from tests.harness import Bus
+from tests.e2e.losses import LOSSES
 
 LENGTH = 300
 PROMPTS = [[seat, *range(40, 40 + 9 * seat)] for seat in range(6)]
@@ -45,30 +45,6 @@ def references(session: Field) -> list[tuple[object, ...]]:
         told(session.ask(prompt, LENGTH, cache_salt=uuid.uuid4().hex, **options))
         for prompt, options in zip(PROMPTS, PARAMETERS.values(), strict=True)
     ]
-
-
-def lose_the_scheduler(bus: Bus) -> None:
-    bus.scheduler.kill()
-    bus.executor.send(signal.SIGCONT)
-    bus.scheduler.restart()
-
-
-def lose_the_executor(bus: Bus) -> None:
-    bus.executor.kill()
-    bus.executor.restart()
-
-
-def lose_both(bus: Bus) -> None:
-    bus.scheduler.kill()
-    lose_the_executor(bus)
-    bus.scheduler.restart()
-
-
-LOSSES: dict[str, Callable[[Bus], None]] = {
-    "scheduler": lose_the_scheduler,
-    "executor": lose_the_executor,
-    "both": lose_both,
-}
 
 
 def whole_again(field: Field, request_id: str) -> Completion:

@@ -148,6 +148,7 @@ def test_samples_count_against_the_limit_of_requests(field: Field) -> None:
             field.client.samples(**options(9, n=4))
         assert len(field.client.generate(**options(9, n=3)).request_id() or "") > 0
         stream.cancel()
+    field.bus.wait_idle()  # until then there may be no place for the canary
     field.check()
 
 

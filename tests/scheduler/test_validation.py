@@ -106,7 +106,6 @@ def test_every_field_arrives() -> None:
         cache_salt="",
         reconnect_grace_ms=2500,
         skip_special_tokens=False,
-        structured_output=pb.StructuredOutput(regex="a+"),
         samples=pb.SampleParams(n=64),
     )
     assert call == GenerateCall(
@@ -124,7 +123,7 @@ def test_every_field_arrives() -> None:
             num_logprobs=0,
             num_prompt_logprobs=20,
         ),
-        form=Form("structured_output.regex", Grammar(GrammarKind.REGEX, "a+")),
+        form=None,
         bad_words=("no", "é" * 128),
         stop_texts=("x", "yé"),
         stop_token_ids=frozenset({3, 999}),
@@ -140,6 +139,11 @@ def test_every_field_arrives() -> None:
         grace_s=2.5,
         answers=AnswerParams(64, 64),
     )
+
+
+def test_a_form_arrives() -> None:
+    asked = pb.GenerateRequest(text="x", structured_output=pb.StructuredOutput(regex="a+"))
+    assert validate_generate(asked, MODEL).form == Form("structured_output.regex", Grammar(GrammarKind.REGEX, "a+"))
 
 
 def test_request_without_an_id_or_a_seed_gets_fresh_ones() -> None:

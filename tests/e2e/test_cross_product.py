@@ -141,9 +141,9 @@ def test_preempted(tight: Field, references: dict[str, Told]) -> None:
 def test_chunk_edges_and_prefix_hits(roomy: Field, tight: Field, length: int) -> None:
     for name in KINDS:
         prompt, salt = prompt_of(name, length), uuid.uuid4().hex
-        reference = Answer(roomy, name, prompt, 20, salt).read()
-        assert Answer(tight, name, prompt, 20, salt).read() == reference, "in chunks"
-        again = Answer(tight, name, prompt, 20, salt).completions()
+        reference = Answer(roomy, name, prompt, 64, salt).read()
+        assert Answer(tight, name, prompt, 64, salt).read() == reference, "in chunks"
+        again = Answer(tight, name, prompt, 64, salt).completions()
         assert [told(completion) for completion in again] == reference, "on a prefix hit"
         assert again[0].finish.usage.cached_tokens == length - 1
     tight.check()

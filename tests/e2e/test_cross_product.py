@@ -145,7 +145,8 @@ def test_chunk_edges_and_prefix_hits(roomy: Field, tight: Field, length: int) ->
         assert Answer(tight, name, prompt, 64, salt).read() == reference, "in chunks"
         again = Answer(tight, name, prompt, 64, salt).completions()
         assert [told(completion) for completion in again] == reference, "on a prefix hit"
-        assert again[0].finish.usage.cached_tokens == length - 1
+        kept = length // 16 * 16 if name == "beam" else length  # what beams generate is not kept, nor a block they share
+        assert again[0].finish.usage.cached_tokens == min(kept, length - 1)
     tight.check()
 
 

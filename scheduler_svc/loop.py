@@ -212,8 +212,8 @@ class SchedulerLoop:
             core = self._core = Scheduler(info, self._policy, term=term, window=self._settings.window)
             restored = recover(info)
             take_in(core, restored, self._delivery, self._journal)
-            resident = max((each.sequence_id for each in reached.held.sequences), default=0)
-            self._ids = itertools.count(max(resident, self._journal.last_id) + 1)
+            taken = [each.sequence_id for each in reached.held.sequences] + [each.request.last_id for each in restored]
+            self._ids = itertools.count(max([self._journal.last_id, *taken]) + 1)
         known = core.live()
         resume(core, reached, restored, self._delivery)
         if begins and (found := hand_over_of(core, reached, known)):

@@ -37,6 +37,11 @@ class Request:
     beams: BeamParams | None = None
     is_ranked: bool = False
 
+    @property
+    def last_id(self) -> int:
+        """The largest of its sequence ids."""
+        return self.sequence_id + (self.beams.width if self.beams else 1) - 1
+
 
 class FinishReason(enum.Enum):
     """The one outcome every accepted request ends in."""

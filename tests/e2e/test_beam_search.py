@@ -146,7 +146,7 @@ def test_a_search_ends_where_its_client_leaves_or_its_time_is_over(field: Field)
     field.check()
 
 
-@pytest.mark.parametrize("killed", ["scheduler", "executor"])
+@pytest.mark.parametrize("killed", ["scheduler", "executor", "executor and scheduler"])
 def test_a_search_survives_a_kill(tiny: Path, tmp_path: Path, oracle: LlamaForCausalLM, killed: str) -> None:
     """It starts over, and nobody hears of it: the same answers come, once."""
     executor = ("--num-blocks", "128", "--num-threads", "1")
@@ -156,14 +156,23 @@ def test_a_search_survives_a_kill(tiny: Path, tmp_path: Path, oracle: LlamaForCa
 
 def check_after_a_kill(bus: Bus, killed: str, expected: list[tuple[tuple[int, ...], float]]) -> None:
     with Client(bus.address) as client, ThreadPoolExecutor(1) as pool:
+        another: dict[str, Any] = {"token_ids": prompt(33), "max_tokens": 30, "temperature": 0.0, "ignore_eos": True}
+        alone = client.complete(**another).token_ids
         asked = pool.submit(ask, client, 20, [], 200, beam_width=4, n=2)
         while not (bus.plan_log.exists() and sum(bool(plan["forks"]) for plan in bus.plans()) > 20):
             time.sleep(0.02)
-        service = bus.scheduler if killed == "scheduler" else bus.executor
-        service.kill()
+        both = {"executor": bus.executor, "scheduler": bus.scheduler}
+        services = [service for name, service in both.items() if name in killed]
+        for service in services:
+            service.kill()
         assert not asked.done(), "it was killed too late"
-        service.restart()
+        for service in services:
+            service.restart()
+        client.wait_ready()
+        assert client.complete(**another, cache_salt="new").token_ids == alone
         check(asked.result(60), expected, [])
         again = client.samples(token_ids=prompt(20), max_tokens=200, ignore_eos=True, beam_width=4, n=2)
         check(again, expected, [])
     bus.wait_idle()
+    boarded = {sequence for plan in bus.plans() for sequence, _ in plan["new"]}
+    assert boarded == {1, 2, 6, 7}, "the ids of four beams are the search's own"

@@ -145,7 +145,7 @@ def test_chunk_edges_and_prefix_hits(roomy: Field, tight: Field, length: int) ->
         assert Answer(tight, name, prompt, 64, salt).read() == reference, "in chunks"
         again = Answer(tight, name, prompt, 64, salt).completions()
         assert [told(completion) for completion in again] == reference, "on a prefix hit"
-        kept = length // 16 * 16 if name == "beam" else length  # what beams generate is not kept, nor a block they share
+        kept = length // 16 * 16 if name == "beam" else length  # of a block that beams generate into, nothing is kept
         assert again[0].finish.usage.cached_tokens == min(kept, length - 1)
     tight.check()
 

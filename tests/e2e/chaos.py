@@ -11,11 +11,12 @@ import argparse
 import asyncio
 import contextlib
 import random
+import sqlite3
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,9 +164,11 @@ class Passenger:
 class Chaos:
     """Rides and faults on one bus; `say` is told how far it is."""
 
-    def __init__(self, bus: Bus, seed: int, kinds: int, say: Callable[[str], None]) -> None:
+    def __init__(self, bus: Bus, journal: Path, seed: int, kinds: int, say: Callable[[str], None]) -> None:
         self.report = Report()
         self._bus = bus
+        self._journal = journal
+        self._accepted: set[int] = set()
         self._chance = random.Random(seed)
         self._requests = [self._request(kind) for kind in range(kinds)]
         self._references: list[list[int]] = []
@@ -210,13 +213,17 @@ class Chaos:
                 await self._some_tokens(wave.streams)
                 self._say(f"{number}: {fault}")
                 await self._do(fault)
+                self._note_accepted()
             await self._some_tokens(wave.streams)
             over.set()
         await asyncio.to_thread(self._bus.wait_idle)
+        self._note_accepted()
+        plans = self._bus.plans()[steps:]
         if wave.executor_kills:
-            self.report.recomputed.append(computed_again(self._bus.plans()[steps:]))
+            self.report.recomputed.append(computed_again(plans))
         else:
-            self.report.recomputed.append(self._computed() - computed - (self._arrived - needed))
+            needed = self._arrived - needed + computed_for_others(plans, self._accepted)
+            self.report.recomputed.append(self._computed() - computed - needed)
 
     async def _keep_riding(self, stub: Any, over: asyncio.Event) -> None:
         while not over.is_set():
@@ -274,6 +281,11 @@ class Chaos:
             self._begin(SWAP)
             await stub.SetPolicy(admin_pb2.SetPolicyRequest(name=policy), timeout=30, wait_for_ready=True)
 
+    def _note_accepted(self) -> None:
+        """Remember the sequences that the journal knows, before it forgets those that ended long ago."""
+        with contextlib.closing(sqlite3.connect(f"file:{self._journal}?mode=ro", uri=True)) as journal:
+            self._accepted |= {number for (number,) in journal.execute("SELECT sequence_id FROM requests")}
+
     def _computed(self) -> int:
         return round(self._bus.executor.metric("executor_step_tokens_sum"))
 
@@ -292,13 +304,24 @@ def computed_again(plans: Sequence[dict[str, Any]]) -> int:
     return again
 
 
+def computed_for_others(plans: Sequence[dict[str, Any]], accepted: Container[int]) -> int:
+    """Tokens of sequences that are not `accepted`: a request's first steps run while its acceptance is written, and
+    nobody knows it any more where the scheduler is killed then. A plan that was never executed has a successor with its
+    number.
+    """
+    executed = {plan["step"]: plan for plan in plans}.values()
+    rows = [row for plan in executed for row in (*plan["new"], *plan["scheduled"])]
+    return sum(num_tokens for sequence_id, num_tokens in rows if sequence_id not in accepted)
+
+
 async def run(folder: Path, waves: Sequence[Wave], *, seed: int, kinds: int, say: Callable[[str], None]) -> Report:
     """All of it, on a bus of its own in `folder`."""
     model = write_tiny(folder / "tiny", max_model_len=512)
     executor = ("--max-sequences", "64", "--num-blocks", "4096", "--metrics-listen", "127.0.0.1:0")
-    scheduler = ("--journal", str(folder / "journal.db"), "--executor-timeout", "120")
+    journal = folder / "journal.db"
+    scheduler = ("--journal", str(journal), "--executor-timeout", "120")
     with running_bus(model, folder, executor=executor, scheduler=scheduler) as bus:
-        chaos = Chaos(bus, seed, kinds, say)
+        chaos = Chaos(bus, journal, seed, kinds, say)
         await chaos.learn()
         for wave in waves:
             await chaos.run(wave)

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import json
 import re
-import socket
 import statistics
 import sys
 import time
@@ -27,10 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.attacks import ATTACKS
+from bench.processes import START_S, free_address
 from citybus import AsyncClient
 from citybus.processes import child_command
 
-START_S = 120.0
 READ_MEMORY_S = 0.05
 
 
@@ -142,7 +141,7 @@ async def attack(name: str, address: str, window_s: float) -> AsyncIterator[None
 @asynccontextmanager
 async def serving(model: Path) -> AsyncIterator[Target]:
     """An executor and a scheduler for it."""
-    addresses = [f"127.0.0.1:{_free_port()}" for _ in range(2)]
+    addresses = [free_address() for _ in range(2)]
     common = ("--model", str(model), "--log-level", "warning")
     executor = ("executor_svc", *common, "--listen", addresses[0])
     scheduler = ("scheduler_svc", *common, "--listen", addresses[1], "--executor", addresses[0])
@@ -160,11 +159,6 @@ async def _process(*module: str) -> AsyncIterator[int]:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _resident_bytes(pid: int) -> int:

@@ -12,7 +12,7 @@ from executor_svc.batch import to_device
 from executor_svc.sequence import HeldSequence, Row, has_penalties
 from kernels.adjust_logits import Adjustments, Cells, Penalties
 
-Asking = Sequence[tuple[int, HeldSequence]]
+_Rows = Sequence[tuple[int, HeldSequence]]
 """Rows of the logits and whose they are."""
 
 
@@ -46,7 +46,7 @@ def banned_tokens(held: HeldSequence) -> Iterator[int]:
             yield last
 
 
-def _cells(asking: Asking, ids_of: Callable[[HeldSequence], Iterable[int]], device: torch.device) -> Cells | None:
+def _cells(asking: _Rows, ids_of: Callable[[HeldSequence], Iterable[int]], device: torch.device) -> Cells | None:
     rows: list[int] = []
     token_ids: list[int] = []
     for index, held in asking:
@@ -57,7 +57,7 @@ def _cells(asking: Asking, ids_of: Callable[[HeldSequence], Iterable[int]], devi
     return Cells(to_device(rows, torch.int64, device), to_device(token_ids, torch.int64, device))
 
 
-def _penalties(asking: Asking, device: torch.device) -> Penalties | None:
+def _penalties(asking: _Rows, device: torch.device) -> Penalties | None:
     rows: list[int] = []
     samplings: list[Sampling] = []
     lengths: list[int] = []

@@ -9,12 +9,9 @@ from contextlib import contextmanager
 
 from common.errors import AlreadyExists, Exhausted, NotFound
 from scheduler_svc.annotations import Annotations
+from scheduler_svc.journal_file import KEEP_ENDED, KEEP_ENDED_S
 from scheduler_svc.ride import Key, Ride
 
-MAX_ENDED = 1_000
-"""Most ended requests that are kept for readers that come late."""
-KEEP_ENDED_S = 300.0
-"""How long they are kept, in seconds."""
 MAX_ANNOTATED = 64
 """Of so many of them, the log-probabilities are kept too."""
 
@@ -129,7 +126,7 @@ class Rides:
                 self._keep_annotations(sample.annotations)
         while self._ended:
             key, (_, ended) = next(iter(self._ended.items()))
-            if len(self._ended) <= MAX_ENDED and now - ended < KEEP_ENDED_S:
+            if len(self._ended) <= KEEP_ENDED and now - ended < KEEP_ENDED_S:
                 break
             del self._ended[key]
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,16 +16,15 @@ from types import TracebackType
 from typing import Self
 
 from bench.peers.peer import Speed
+from bench.processes import START_S, free_address
 from citybus.async_client import AsyncClient
-
-_START_S = 120.0
 
 
 class Ours:
     """Our server with the model loaded, from entering to leaving."""
 
     def __init__(self, model: Path, seats: int, log: Path) -> None:
-        self.address, admin, executor = (f"127.0.0.1:{port}" for port in _free_ports(3))
+        self.address, admin, executor = (free_address() for _ in range(3))
         self._folder = tempfile.TemporaryDirectory()
         addresses = (f"--listen={self.address}", f"--admin-listen={admin}", f"--executor-listen={executor}")
         journal = f"--journal={self._folder.name}/journal"
@@ -63,7 +61,7 @@ class Ours:
     async def _answer(self, prompts: Sequence[Sequence[int]], output_tokens: Sequence[int]) -> Speed:
         salt = os.urandom(8).hex()  # nothing is found of an earlier round: the others cache no prefixes either
         async with AsyncClient(self.address) as client:
-            await client.wait_ready(_START_S)
+            await client.wait_ready(START_S)
 
             async def one(prompt: Sequence[int], count: int) -> int:
                 stream = client.generate(
@@ -84,11 +82,3 @@ class Ours:
         self._process.wait()
         self._log.close()
         self._folder.cleanup()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]

@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from bench.peers.environments import Environment
-
-ROOT = Path(__file__).resolve().parents[2]
+from bench.processes import ROOT
 
 
 @dataclass(frozen=True, slots=True)

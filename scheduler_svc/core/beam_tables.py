@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from common.step import BlockCopy, Fork
 from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.block_pool import BlockPool
-from scheduler_svc.core.prefix_cache import PrefixCache
 from scheduler_svc.core.sequence import Sequence
 
 
 class BeamTables:
-    """Gives the beams of searches their tables, out of `pool`.
+    """Gives the beams of searches their tables, out of `pool`, with the block manager's own `allocate` and `release`.
 
     To be asked for a search that knows how it goes on (`Sequence.can_fork`): no plan in flight computes for it.
     """
 
-    def __init__(self, pool: BlockPool, cache: PrefixCache, block_size: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        allocate: Callable[[], int],
+        release: Callable[[Iterable[int]], None],
+    ) -> None:
         self._pool = pool
-        self._cache = cache
         self._block_size = block_size
+        self._allocate = allocate
+        self._release = release
 
     def cost(self, sequence: Sequence) -> int:
         """Available blocks that `fork` takes, less those that it gives back; under 0 where these are more."""
@@ -65,15 +71,6 @@ class BeamTables:
     def _parts_inside_a_block(self, sequence: Sequence) -> bool:
         """Whether the next token of the beams goes into a block that has some already."""
         return (sequence.num_prompt_tokens + _search_of(sequence).length - 1) % self._block_size > 0
-
-    def _allocate(self) -> int:
-        block = self._pool.allocate()
-        self._cache.forget(block)
-        return block
-
-    def _release(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            self._pool.release(block, keep=block in self._cache)
 
 
 def _search_of(sequence: Sequence) -> BeamSearch:

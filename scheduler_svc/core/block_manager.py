@@ -42,7 +42,7 @@ class BlockManager:
         self._key = key
         self._pool = BlockPool(num_blocks)
         self._cache = PrefixCache()
-        self.beams = BeamTables(self._pool, self._cache, block_size)
+        self.beams = BeamTables(self._pool, block_size, self._allocate, self._release)
         self._fenced: dict[int, list[int]] = {}
         self._last_result = 0
 
@@ -230,6 +230,6 @@ class BlockManager:
     def _fence(self, step: int, blocks: list[int]) -> None:
         self._fenced.setdefault(step, []).extend(blocks)
 
-    def _release(self, blocks: list[int]) -> None:
+    def _release(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             self._pool.release(block, keep=block in self._cache)

@@ -108,3 +108,24 @@ def random_queries(
 ) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     return [torch.randn(count, heads, head_dim, generator=generator).to(dtype) for count in counts]
+
+
+def check_neighbours(pool: Pool, counts: list[int]) -> None:
+    """A token has the same bits alone and beside any neighbours."""
+    queries = random_queries(counts, 4, pool.head_dim)
+    together = pool.attend(queries)
+    for row, length in enumerate(pool.lengths):
+        (alone,) = pool.alone(row).attend([queries[row]], [length])
+        assert torch.equal(alone, together[row]), length
+
+
+def check_short_chunks(pool: Pool) -> None:
+    """The last 16 tokens of the pool's one sequence have the same bits in every short chunk."""
+    (length,) = pool.lengths
+    (query,) = random_queries([16], 4, pool.head_dim)
+    (whole,) = pool.attend([query])
+    for size in (1, 5, 8):
+        for start in range(0, 16, size):
+            end = min(start + size, 16)
+            (part,) = pool.attend([query[start:end]], [length - 16 + end])
+            assert torch.equal(part, whole[start:end]), (size, start)

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from kernels.triton.attention_plan import SPLIT
 from kernels.triton.record import TRITON
-from tests.kernels.paged_pool import Pool, random_queries
+from tests.kernels.paged_pool import Pool, check_neighbours, check_short_chunks, random_queries
 from tests.kernels.triton_device import DEVICE
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -64,26 +64,11 @@ def test_splits_of_a_long_sequence(extra: int) -> None:
 
 
 def test_a_token_has_the_same_bits_beside_any_neighbours() -> None:
-    lengths = [3, 16, 33, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 40]
-    counts = [1, 1, 20, 1, 2, 1, 9]
-    pool = pool_of(lengths)
-    queries = random_queries(counts, 4, 16)
-    together = pool.attend(queries)
-    for row, length in enumerate(lengths):
-        (alone,) = pool.alone(row).attend([queries[row]], [length])
-        assert torch.equal(alone, together[row]), length
+    check_neighbours(pool_of([3, 16, 33, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 40]), [1, 1, 20, 1, 2, 1, 9])
 
 
 def test_a_token_has_the_same_bits_in_every_short_chunk() -> None:
-    length = SPLIT + 7
-    pool = pool_of([length])
-    (query,) = random_queries([16], 4, 16)
-    (whole,) = pool.attend([query])
-    for size in (1, 5, 8):
-        for start in range(0, 16, size):
-            end = min(start + size, 16)
-            (part,) = pool.attend([query[start:end]], [length - 16 + end])
-            assert torch.equal(part, whole[start:end]), (size, start)
+    check_short_chunks(pool_of([SPLIT + 7]))
 
 
 def test_no_tokens() -> None:

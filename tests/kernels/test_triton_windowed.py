@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from kernels.triton.attention_plan import SPLIT, plan_attention
 from kernels.triton.record import TRITON
-from tests.kernels.paged_pool import Pool, random_queries
+from tests.kernels.paged_pool import Pool, check_neighbours, check_short_chunks, random_queries
 from tests.kernels.triton_device import DEVICE
 
 W = 24
@@ -57,27 +57,13 @@ def test_keys_outside_of_every_window_are_not_read(window: int, count: int) -> N
 
 
 def test_a_token_has_the_same_bits_in_every_short_chunk() -> None:
-    length = (
-        SPLIT + W + 8
-    )  # the windows of the first tokens begin in the first split, those of the last ones in the second
-    pool = pool_of([length], window=W)
-    (query,) = random_queries([16], 4, 16)
-    (whole,) = pool.attend([query])
-    for size in (1, 5, 8):
-        for start in range(0, 16, size):
-            end = min(start + size, 16)
-            (part,) = pool.attend([query[start:end]], [length - 16 + end])
-            assert torch.equal(part, whole[start:end]), (size, start)
+    """The windows of the first tokens begin in the first split, those of the last ones in the second."""
+    check_short_chunks(pool_of([SPLIT + W + 8], window=W))
 
 
 def test_a_token_has_the_same_bits_beside_any_neighbours() -> None:
-    lengths, counts = [3, W, 3 * W, SPLIT + 5, SPLIT + 40], [1, 1, 20, 1, 9]
-    pool = pool_of(lengths, window=W, soft_cap=2.0)
-    queries = random_queries(counts, 4, 16)
-    together = pool.attend(queries)
-    for row, length in enumerate(lengths):
-        (alone,) = pool.alone(row).attend([queries[row]], [length])
-        assert torch.equal(alone, together[row]), length
+    pool = pool_of([3, W, 3 * W, SPLIT + 5, SPLIT + 40], window=W, soft_cap=2.0)
+    check_neighbours(pool, [1, 1, 20, 1, 9])
 
 
 def test_work_and_splits_begin_at_the_window() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 
 from citybus.admin.v1 import admin_pb2_grpc as pb_grpc
-from citybus.cli.tls import add_tls, tls_of
+from citybus.cli.tls import add_tls, insecure, tls_of
 from citybus.connection import ADMIN_TOKEN_VARIABLE, Metadata, open_channel
 from citybus.errors import Insecure, Unreachable, from_rpc
 from citybus.failure import Failure
@@ -54,7 +54,7 @@ def operating(args: argparse.Namespace) -> Iterator[tuple[pb_grpc.AdminServiceSt
         except grpc.RpcError as failure:
             error = from_rpc(failure, args.admin_address)
             if isinstance(error, Insecure):
-                raise Failure(f"{error}; options for that are --tls-ca, --tls-cert and --tls-key") from None
+                raise insecure(error) from None
             if isinstance(error, Unreachable):
                 raise Failure(
                     f"{error}; start a server with 'citybus serve', or name one with --admin-address"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from citybus.cli.tls import add_tls, tls_of
+from citybus.cli.tls import add_tls, insecure, tls_of
 from citybus.client import Client
 from citybus.connection import API_KEY_VARIABLE, DEFAULT_ADDRESS
 from citybus.errors import CitybusError, Insecure, Unreachable
@@ -161,7 +161,7 @@ def failures(address: str) -> Iterator[None]:
     except Unreachable as error:
         raise Failure(f"{error}; start a server with 'citybus serve', or name another with --address") from error
     except Insecure as error:
-        raise Failure(f"{error}; options for that are --tls-ca, --tls-cert and --tls-key") from error
+        raise insecure(error) from error
     except CitybusError as error:
         raise Failure(f"the server at {address} says {error.code.name}: {error}") from error
     except (TypeError, ValueError) as error:

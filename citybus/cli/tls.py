@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from citybus.errors import Insecure
 from citybus.failure import Failure
 from citybus.tls import Tls
 
@@ -51,3 +52,8 @@ def _tls(ca: str | None, cert: str | None, key: str | None) -> Tls | None:
         return Tls(None if ca == SYSTEM else Path(ca), Path(cert) if cert else None, Path(key) if key else None)
     except ValueError as error:
         raise Failure(str(error)) from error
+
+
+def insecure(error: Insecure) -> Failure:
+    """What to do where no secure connection came about."""
+    return Failure(f"{error}; options for that are --tls-ca, --tls-cert and --tls-key")

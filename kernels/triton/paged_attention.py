@@ -125,8 +125,7 @@ def _attend(
     SOFT_CAP: tl.constexpr,  # in powers of two; 0.0: none
 ):
     kv_head = tl.program_id(1)
-    rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, D_PADDED)
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, D_PADDED)
     for number in range(tl.program_id(0), tl.load(items), tl.num_programs(0)):
         item = items + 8 * (number + 1)
         tokens = tl.load(item + 2)
@@ -145,22 +144,16 @@ def _attend(
             key = first + tl.arange(0, KEYS)
             inside = (key >= start) & (key < end) if WINDOW else key < end
             slot = _slots(table, key, inside, BLOCK_SIZE) * KV_HEADS + kv_head
-            found = inside[:, None] & (columns < D)[None, :]
-            keys = tl.load(key_pool + slot[:, None] * D + columns[None, :], mask=found, other=0.0)
-            scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision="ieee") * scale
-            if key_scales is not None:
-                scores *= tl.load(key_scales + slot, mask=inside, other=0.0)[None, :]
+            keys = _rows(key_pool, slot, inside, columns, D, query.dtype)
+            scores = _scaled(tl.dot(query, tl.trans(keys), input_precision="ieee") * scale, key_scales, slot, inside)
             scores = _limit(scores, key[None, :], last_key[:, None], WINDOW, SOFT_CAP)
             new_peak = tl.maximum(peak, tl.max(scores, axis=1))
             weights = tl.exp2(scores - new_peak[:, None])
             faded = tl.exp2(peak - new_peak)
             weight_sum = weight_sum * faded + tl.sum(weights, axis=1)
-            values = tl.load(value_pool + slot[:, None] * D + columns[None, :], mask=found, other=0.0)
-            if value_scales is not None:
-                weights *= tl.load(value_scales + slot, mask=inside, other=0.0)[None, :]
-            values = values.to(query.dtype)
-            total = tl.dot(weights.to(query.dtype), values, total * faded[:, None], input_precision="ieee")
-            peak = new_peak
+            values = _rows(value_pool, slot, inside, columns, D, query.dtype)
+            weights = _scaled(weights, value_scales, slot, inside).to(query.dtype)
+            total, peak = tl.dot(weights, values, total * faded[:, None], input_precision="ieee"), new_peak
         if tl.load(item + 6) == 0:
             tl.store(output + places, (total / weight_sum[:, None]).to(query.dtype), mask=whole)
         else:
@@ -171,6 +164,21 @@ def _attend(
 @triton.jit
 def _slots(table, key, inside, BLOCK_SIZE: tl.constexpr):
     return tl.load(table + key // BLOCK_SIZE, mask=inside, other=0) * BLOCK_SIZE + key % BLOCK_SIZE
+
+
+@triton.jit
+def _rows(pool, slot, inside, columns, D: tl.constexpr, DTYPE: tl.constexpr):
+    """Keys or values, as numbers of `DTYPE`."""
+    found = inside[:, None] & (columns < D)[None, :]
+    return tl.load(pool + slot[:, None] * D + columns[None, :], mask=found, other=0.0).to(DTYPE)
+
+
+@triton.jit
+def _scaled(products, scales, slot, inside):
+    """Products [rows, keys], times the scale of each key."""
+    if scales is None:
+        return products
+    return products * tl.load(scales + slot, mask=inside, other=0.0)[None, :]
 
 
 @triton.jit

@@ -116,9 +116,9 @@ def _quantise(first, second, scales, mask, DTYPE: tl.constexpr, GREATEST: tl.con
     first, second = first.to(tl.float32), second.to(tl.float32)
     is_nan = (first != first) | (second != second)  # which a maximum would drop
     sizes = tl.where(is_nan, float("inf"), tl.maximum(tl.abs(first), tl.abs(second)))
-    scale = tl.maximum(tl.max(sizes, axis=1), LEAST_PEAK) / GREATEST
+    scale = tl.div_rn(tl.maximum(tl.max(sizes, axis=1), LEAST_PEAK), GREATEST)
     tl.store(scales, scale, mask=mask)
-    first, second = first / scale[:, None], second / scale[:, None]
+    first, second = tl.div_rn(first, scale[:, None]), tl.div_rn(second, scale[:, None])
     return _rounded(first, DTYPE), _rounded(second, DTYPE)
 
 

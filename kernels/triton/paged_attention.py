@@ -176,9 +176,9 @@ def _rows(pool, slot, inside, columns, D: tl.constexpr, DTYPE: tl.constexpr):
 @triton.jit
 def _scaled(products, scales, slot, inside):
     """Products [rows, keys], times the scale of each key."""
-    if scales is None:
-        return products
-    return products * tl.load(scales + slot, mask=inside, other=0.0)[None, :]
+    if scales is not None:
+        products *= tl.load(scales + slot, mask=inside, other=0.0)[None, :]
+    return products
 
 
 @triton.jit

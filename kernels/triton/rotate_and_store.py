@@ -126,8 +126,10 @@ def _quantise(first, second, scales, mask, DTYPE: tl.constexpr, GREATEST: tl.con
 def _rounded(wide, DTYPE: tl.constexpr):
     """The nearest numbers of int8 or float8e4nv; rounded here, as not every conversion to float8 does that."""
     if DTYPE.is_int():
-        return tl.floor(wide + 0.5).to(DTYPE)
-    bits = wide.to(tl.int32, bitcast=True)
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)  # 3 bits of fraction
-    tiny = (wide + 24576.0) - 24576.0  # of which float32 has multiples of 2 ** -9
-    return tl.where(tl.abs(wide) < 0.015625, tiny, normal).to(DTYPE)
+        rounded = tl.floor(wide + 0.5)
+    else:
+        bits = wide.to(tl.int32, bitcast=True)
+        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)  # 3 bits of fraction
+        tiny = (wide + 24576.0) - 24576.0  # of which float32 has multiples of 2 ** -9
+        rounded = tl.where(tl.abs(wide) < 0.015625, tiny, normal)
+    return rounded.to(DTYPE)

@@ -76,13 +76,13 @@ class Shape:
 
 
 ALL_LIMITS = (Limits(), Limits(window=4096), Limits(window=4096, soft_cap=50.0))
-"""One model has them all, and all pools: Mistral 7B has the heads of Llama 8B."""
+"""One model has them all: Mistral 7B has the heads of Llama 8B."""
 
 SHAPES = (
     Shape("SmolLM2-135M, bfloat16", torch.bfloat16, 9, 3, 64, 576, 1536, 49152),
     Shape("Llama 1B, bfloat16", torch.bfloat16, 32, 8, 64, 2048, 8192, 128256),
     Shape("Llama 8B, bfloat16", torch.bfloat16, 32, 8, 128, 4096, 14336, 128256, ALL_LIMITS, tuple(KV_NAMES)),
-    Shape("Llama 8B, float32", torch.float32, 32, 8, 128, 4096, 14336, 128256),
+    Shape("Llama 8B, float32", torch.float32, 32, 8, 128, 4096, 14336, 128256, quantised=tuple(KV_NAMES)),
 )
 
 
@@ -218,8 +218,8 @@ def render(measured: dict[tuple[str, str, str], Usage]) -> str:
         "that needs no GPU: these are the compilers' numbers. Registers are those of a thread (vector registers on",
         "gfx942), spills the bytes it keeps in memory for want of registers, shared memory is a program's, in bytes.",
         "Of two variants of a kernel, the one that takes more is shown; attention with a window, and with a soft cap",
-        "besides, has rows of its own in one model, and so have pools in int8 and fp8, which sm_80 does not have. Only",
-        "prefill chunks have launches of 64 rows.",
+        "besides, has rows of its own in one model, and pools in int8 and fp8 have them in the largest (sm_80 has no",
+        "fp8). Only prefill chunks have launches of 64 rows.",
         "",
         "| target | model | kernel | registers | spills | shared memory |",
         "|---|---|---|---|---|---|",

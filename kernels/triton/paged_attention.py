@@ -68,7 +68,9 @@ def _launch(
     padded = padded_head(head_dim)
     key_scales, value_scales = (None, None) if scales is None else scales
     scale = head_dim**-0.5 * _LOG2_E
-    tile_bytes = _KEY_TILE_BYTES // (1 if scales is None else 2)  # converting numbers takes registers
+    tile_bytes, is_large = _KEY_TILE_BYTES, items.rows * padded >= 64 * 64
+    if scales is not None:  # numbers are converted in registers
+        tile_bytes, is_large = tile_bytes // 2, is_large or queries.dtype is torch.float32
     _attend[(items.programs, kv_heads)](
         queries,
         key_pool,
@@ -93,7 +95,7 @@ def _launch(
         KEYS=min(max(tile_bytes // (padded * queries.element_size()), 16), 64),
         WINDOW=plan.window or 0,
         SOFT_CAP=(plan.soft_cap or 0.0) * _LOG2_E,
-        num_warps=4 if items.rows * padded < 64 * 64 else 8,
+        num_warps=8 if is_large else 4,
         num_stages=2,
     )
 

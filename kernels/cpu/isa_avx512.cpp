@@ -1,15 +1,32 @@
 // The operations, compiled for AVX-512 with BF16.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "operations.h"
-#include "simd_avx512.h"
 
 #define CITYBUS_ISA avx512
+#include "simd_avx512.h"
+
+namespace citybus {
+namespace avx512 {
+
+constexpr int kTileRows = 12;  // rows of a product whose sums are kept in registers
+constexpr int kTilePanels = 2;
+constexpr int kAttentionRows = 6;
+constexpr int kAttentionPanels = 4;
+constexpr int kScoreGroups = 2;
+
+}  // namespace avx512
+}  // namespace citybus
+
 #include "exponential.h"
+#include "product_rows.h"
 #include "product.h"
 #include "row_operations.h"
+#include "attention_softmax.h"
+#include "attention_rows.h"
 #include "attention.h"
 
 namespace citybus {

@@ -48,7 +48,7 @@ bool Llama::valid(const citybus_step& step) const {
 }
 
 void Llama::reserve(const citybus_step& step) {
-  size_t tokens = size_t(step.num_tokens);
+  size_t tokens = size_t(input_rows(step.num_tokens));
   residual_.reserve(tokens * size_t(sizes_.hidden));
   normed_.reserve(tokens * size_t(sizes_.hidden));
   heads_.reserve(tokens * size_t(sizes_.heads));

@@ -11,7 +11,7 @@ struct Carver {
   bf16* next;
 
   Matrix matrix(int64_t columns, int64_t size) {
-    Matrix made{next, round_up(columns, kColumns) / kColumns, round_up(size, 2) / 2};
+    Matrix made{next, round_up(columns, kColumns) / kColumns, round_up(size, 2 * kTilePairs) / 2};
     next += Matrix::numbers(columns, size);
     return made;
   }
@@ -75,7 +75,7 @@ void Llama::pack(const Matrix& matrix, int64_t first, int64_t step, int64_t colu
       for (int64_t column = 0; column < count; ++column) {
         const bf16* numbers = data + (from + column) * size + 2 * pair;
         bf16* to = matrix.at(first + panel * step + column, pair);
-        to[0] = numbers[0];
+        if (2 * pair < size) to[0] = numbers[0];
         if (2 * pair + 1 < size) to[1] = numbers[1];
       }
   });

@@ -80,11 +80,18 @@ constexpr int64_t tokens_of_task(int64_t heads_per_kv_head) {
   return heads_per_kv_head >= 48 ? 1 : 48 / heads_per_kv_head;
 }
 
-// For every row: its output so far, its peak and its sum; and one group of values.
+constexpr int64_t kScratchRows = 16;  // the rows of a task are rounded up to this in its scratch memory
+
+// For every row: its output so far, its query (of half as many bytes), its peak and its sum; and one group of values.
 constexpr int64_t attention_scratch(int64_t heads_per_kv_head, int64_t head_dim) {
-  return tokens_of_task(heads_per_kv_head) * heads_per_kv_head * (head_dim + 2) + kGroupTokens * head_dim;
+  int64_t rows = round_up(tokens_of_task(heads_per_kv_head) * heads_per_kv_head, kScratchRows);
+  return round_up(rows * (head_dim * 3 / 2 + 2) + kGroupTokens * head_dim, kLanes);
 }
 
+// Rows that `Product::inputs` must have room for, whatever is in those beyond its own.
+constexpr int64_t input_rows(int64_t rows) { return round_up(rows, 16); }
+
+const Operations& amx_operations();
 const Operations& avx512_operations();
 const Operations& avx2_operations();
 

@@ -65,8 +65,8 @@ inline void attend_some(const Rows& rows, const Run& run, int64_t first, int64_t
   Tiles tiles(kAttentionTiles);
   Weights weights;
   for (int group = 0; group < run.groups; ++group) {
-    fetch(run.keys[std::min(group + 1, run.groups - 1)], kGroupTokens * head_dim * 2);
-    fetch(run.values[group], kGroupTokens * head_dim * 2);
+    fetch(run.keys[std::min(group + 1, run.groups - 1)], head_dim / 2);
+    fetch(run.values[group], head_dim / 2);
     score(rows.queries + first * head_dim, run.keys[group], head_dim, weights.scores[0] + group * kGroupTokens);
   }
   soften_rows(rows, run, first, count, weights);

@@ -23,7 +23,7 @@ bool Llama::forward(const citybus_step& step) {
     norm(layer.attention_norm, step.num_tokens);
     attend(step, layer, index);
     norm(layer.mlp_norm, step.num_tokens);
-    Product gate_up{normed_.data(), sizes_.hidden, step.num_tokens, layer.gate_up};
+    Product gate_up{normed_.data(), sizes_.hidden, step.num_tokens, layer.gate_up, threads_.size()};
     threads_.run(uint32_t(layer.gate_up.groups), [&](uint32_t group, int) {
       operations_.multiply_gate(gate_up, group, gated_.data(), sizes_.inner);
     });
@@ -95,7 +95,7 @@ void Llama::attend(const citybus_step& step, const Layer& layer, int64_t index) 
   KvShape kv{shape_.num_kv_heads, shape_.head_dim};
   int64_t pool = step.num_blocks * step.block_size * kv.kv_heads * kv.head_dim;
   bf16 *keys = step.pools + 2 * index * pool, *values = keys + pool;
-  project({normed_.data(), sizes_.hidden, tokens, layer.qkv}, heads_.data(), sizes_.heads, sizes_.heads);
+  project({normed_.data(), sizes_.hidden, tokens, layer.qkv, threads_.size()}, heads_.data(), sizes_.heads, sizes_.heads);
   Rotation rotation{heads_.data(), sizes_.heads, step.cos, step.sin, step.slots, shape_.num_heads,
                     kv, queries_.data(), keys, values};
   threads_.run(uint32_t((tokens + kRowsOfPiece - 1) / kRowsOfPiece), [&](uint32_t piece, int) {
@@ -119,7 +119,7 @@ void Llama::project(const Product& product, float* outputs, int64_t stride, int6
 }
 
 void Llama::project_and_add(const bf16* inputs, int64_t stride, int64_t tokens, const Matrix& weight) {
-  Product product{inputs, stride, tokens, weight};
+  Product product{inputs, stride, tokens, weight, threads_.size()};
   threads_.run(uint32_t(weight.groups), [&](uint32_t group, int) {
     operations_.multiply_add(product, group, residual_.data(), sizes_.hidden);
   });
@@ -130,7 +130,7 @@ void Llama::predict(const citybus_step& step) {
   for (int64_t row = 0; row < step.num_drawing; ++row)
     operations_.rms_norm(residual_.data() + step.drawing_rows[row] * sizes_.hidden, last_norm_, shape_.hidden_size,
                          float(shape_.rms_norm_eps), normed_.data() + row * sizes_.hidden);
-  project({normed_.data(), sizes_.hidden, step.num_drawing, head_}, step.logits, shape_.vocab_size, shape_.vocab_size);
+  project({normed_.data(), sizes_.hidden, step.num_drawing, head_, threads_.size()}, step.logits, shape_.vocab_size, shape_.vocab_size);
 }
 
 }  // namespace citybus

@@ -12,6 +12,7 @@ struct Product {
   int64_t input_stride;
   int64_t rows;
   Matrix weight;
+  int64_t groups_ahead;  // from a group to the one that the same thread takes next
 };
 
 // Shapes: N tokens of S sequences, H heads, KV key-value heads, D head_dim.

@@ -4,24 +4,31 @@ namespace citybus {
 namespace CITYBUS_ISA {
 
 constexpr int kBlockRows = 2 * kTileRows;
-constexpr int64_t kAhead = 8192;  // bytes of the weight that are fetched ahead of their use
+constexpr int64_t kStep = kTilePairs * kColumns * 2;  // numbers of a group that a step takes
+constexpr int64_t kStepLines = kStep / 32;
 constexpr Tiles::Shape kProductTiles[8] = {{16, 64}, {16, 64}, {16, 64}, {16, 64}, {16, 64}, {16, 64}, {16, 64}, {16, 64}};
 
-inline void fetch(const bf16* from, int64_t bytes) {
-  for (int64_t offset = 0; offset < bytes; offset += 64)
-    _mm_prefetch(reinterpret_cast<const char*>(from) + offset, _MM_HINT_T0);
+// Lines of 64 bytes that are fetched at every step of a block.
+struct Ahead {
+  const bf16* from;
+  int64_t lines;
+};
+
+inline void fetch(const bf16* from, int64_t lines) {
+  for (int64_t line = 0; line < lines; ++line)
+    _mm_prefetch(reinterpret_cast<const char*>(from) + line * 64, _MM_HINT_T1);
 }
 
 // Sums [16 or 32, kColumns] of a group's columns.
 template <bool Both>
-void sum_block(const bf16* inputs, int64_t stride, const bf16* weight, int64_t pairs, float* sums) {
-  constexpr int64_t kStep = kTilePairs * kColumns * 2;
+void sum_block(const bf16* inputs, int64_t stride, const bf16* weight, int64_t pairs, Ahead ahead, float* sums) {
   _tile_zero(0);
   _tile_zero(1);
   if (Both) _tile_zero(2);
   if (Both) _tile_zero(3);
   for (int64_t pair = 0; pair < pairs; pair += kTilePairs, weight += kStep, inputs += 2 * kTilePairs) {
-    fetch(weight + kAhead / 2, kStep * 2);
+    fetch(ahead.from, ahead.lines);
+    ahead.from += kStep;
     _tile_loadd(6, weight, kColumns * 4);
     _tile_loadd(7, weight + kLanes * 2, kColumns * 4);
     _tile_loadd(4, inputs, stride * 2);
@@ -39,16 +46,20 @@ void sum_block(const bf16* inputs, int64_t stride, const bf16* weight, int64_t p
   if (Both) _tile_stored(3, sums + kTileRows * kColumns + kLanes, kColumns * 4);
 }
 
-// Calls `finish(row, sums)` for every row with its kColumns sums of `group`.
+// Calls `finish(row, sums)` for every row with its kColumns sums of `group`. Meanwhile the group that this thread takes
+// next, as a rule, is fetched: evenly, as memory is slower than the products of few rows.
 template <typename Finish>
 void for_each_row(const Product& product, int64_t group, Finish finish) {
   Tiles tiles(kProductTiles);
   alignas(64) float sums[kBlockRows * kColumns];
-  for (int64_t first = 0; first < product.rows; first += kBlockRows) {
-    int64_t rows = std::min<int64_t>(kBlockRows, product.rows - first);
+  int64_t blocks = (product.rows + kBlockRows - 1) / kBlockRows, lines = (kStepLines + blocks - 1) / blocks;
+  for (int64_t block = 0; block < blocks; ++block) {
+    int64_t first = block * kBlockRows, rows = std::min<int64_t>(kBlockRows, product.rows - first);
+    int64_t line = std::min(block * lines, kStepLines);
+    Ahead ahead{product.weight.group(group + product.groups_ahead) + line * 32, std::min(lines, kStepLines - line)};
     auto sum = rows > kTileRows ? sum_block<true> : sum_block<false>;
     sum(product.inputs + first * product.input_stride, product.input_stride, product.weight.group(group),
-        product.weight.pairs, sums);
+        product.weight.pairs, ahead, sums);
     for (int64_t row = 0; row < rows; ++row) finish(first + row, sums + row * kColumns);
   }
 }

@@ -13,18 +13,13 @@ inline void copy_tail(const bf16* values, int64_t tokens, int64_t head_dim, bf16
   }
 }
 
-// The run that `first` is in, from there on.
+// The run that `first` is in, from there on, with the tail in the place of the last group's values.
 inline Run make_run(const Rows& rows, int64_t first) {
-  int64_t end = first / kRun * kRun + kRun;
-  Run run{first, 0, {}, {}};
-  for (int64_t key = first; key < rows.end && key < end; key += kGroupTokens, ++run.groups) {
-    int64_t offset = rows.offset(key / kGroupTokens);
-    run.keys[run.groups] = rows.attention.keys + offset;
-    run.values[run.groups] = rows.attention.values + offset;
-    if (rows.end - key < kGroupTokens) {
-      copy_tail(run.values[run.groups], rows.end - key, rows.attention.kv.head_dim, rows.tail);
-      run.values[run.groups] = rows.tail;
-    }
+  Run run = rows.keys.run(first);
+  int64_t left = rows.keys.end - first - (run.groups - 1) * kGroupTokens;
+  if (left < kGroupTokens) {
+    copy_tail(run.values[run.groups - 1], left, rows.attention.kv.head_dim, rows.tail);
+    run.values[run.groups - 1] = rows.tail;
   }
   return run;
 }
@@ -49,24 +44,28 @@ inline void copy_queries(const Rows& rows) {
                 size_t(head_dim) * sizeof(bf16));
 }
 
-void attend(const Attention& attention, const AttentionTask& task, float* scratch) {
+void attend(const Attention& attention, const AttentionTask& task, const AttentionTask* next, float* scratch) {
   int64_t group = attention.heads / attention.kv.kv_heads, head_dim = attention.kv.head_dim;
   int64_t count = task.count * group, room = round_up(count, kScratchRows);
-  int64_t tokens = attention.query_starts[task.sequence + 1] - attention.query_starts[task.sequence];
-  int64_t end = attention.lengths[task.sequence] - tokens + task.first + task.count;
+  Keys keys(attention, task);
   bf16* queries = reinterpret_cast<bf16*>(scratch + room * head_dim);
   float *peak = scratch + room * head_dim * 3 / 2, *sum = peak + room;
-  Rows rows{attention, task, group, end, scratch, queries, peak, sum, reinterpret_cast<bf16*>(sum + room)};
+  Rows rows{attention, task, keys, group, scratch, queries, peak, sum, reinterpret_cast<bf16*>(sum + room)};
   copy_queries(rows);
   std::fill(rows.output, rows.output + room * head_dim, 0.0f);
   std::fill(rows.peak, rows.peak + count, -INFINITY);
   std::fill(rows.sum, rows.sum + count, 0.0f);
-  int64_t begin = rows.seen(0).begin / kGroupTokens * kGroupTokens;
-  for (int64_t first = begin; first < end; first = first / kRun * kRun + kRun) {
-    Run run = make_run(rows, first);
+  for (int64_t first = keys.begin, after; first < keys.end; first = after) {
+    after = first / kRun * kRun + kRun;
+    Run run = make_run(rows, first), ahead{};
+    if (after < keys.end)
+      ahead = keys.run(after);
+    else if (next)
+      ahead = Keys(attention, *next).run(Keys(attention, *next).begin);
     for (int64_t row = 0; row < count; row += kAttentionRows) {
       int64_t together = std::min<int64_t>(kAttentionRows, count - row);
-      if (rows.see(run, row, together)) attend_some(rows, run, row, together);
+      if (rows.see(run, row, together)) attend_some(rows, run, ahead, row, together);
+      ahead.groups = 0;
     }
   }
   write_output(rows);

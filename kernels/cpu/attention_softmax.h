@@ -18,36 +18,61 @@ struct Run {
   const bf16* values[kRunGroups];
 };
 
+// The keys that the rows of a task see.
+struct Keys {
+  const Attention& attention;
+  const AttentionTask& task;
+  int64_t begin, end;  // `begin` is a multiple of 16
+
+  Keys(const Attention& attention, const AttentionTask& task) : attention(attention), task(task) {
+    int64_t tokens = attention.query_starts[task.sequence + 1] - attention.query_starts[task.sequence];
+    end = attention.lengths[task.sequence] - tokens + task.first + task.count;
+    begin = seen(0).begin / kGroupTokens * kGroupTokens;
+  }
+
+  // What a token of the task sees.
+  Span seen(int64_t token) const {
+    int64_t visible = end - task.count + 1 + token;
+    return {attention.window && attention.window < visible ? visible - attention.window : 0, visible};
+  }
+
+  // The run that key `first` is in, from there on.
+  Run run(int64_t first) const {
+    int64_t last = std::min(end, first / kRun * kRun + kRun);
+    Run run{first, 0, {}, {}};
+    for (int64_t group = first / kGroupTokens; group * kGroupTokens < last; ++group, ++run.groups) {
+      int64_t block = attention.block_tables[task.sequence * attention.table_width + group / attention.block_groups];
+      int64_t at =
+          attention.kv.offset(block * attention.block_groups + group % attention.block_groups, task.kv_head);
+      run.keys[run.groups] = attention.keys + at;
+      run.values[run.groups] = attention.values + at;
+    }
+    return run;
+  }
+};
+
 // Rows of a task, token by token and head by head.
 struct Rows {
   const Attention& attention;
   const AttentionTask& task;
+  const Keys& keys;
   int64_t heads_per_kv_head;
-  int64_t end;    // keys that the last row sees
   float* output;  // [rows, D], not yet divided by `sum`
   bf16* queries;  // [rows, D]
   float* peak;    // [rows]
   float* sum;     // [rows]
-  bf16* tail;     // values of the last group, zero from `end` on: what is beyond may be NaN
+  bf16* tail;     // values of the last group, zero from the last key on: what is beyond may be NaN
 
   int64_t count() const { return task.count * heads_per_kv_head; }
-  // Whether one of `some` rows from `first` on sees a key of `run`.
-  bool see(const Run& run, int64_t first, int64_t some) const {
-    return seen(first + some - 1).end > run.first && seen(first).begin < run.first + run.groups * kGroupTokens;
-  }
-  Span seen(int64_t row) const {
-    int64_t visible = end - task.count + 1 + row / heads_per_kv_head;
-    return {attention.window && attention.window < visible ? visible - attention.window : 0, visible};
-  }
+  Span seen(int64_t row) const { return keys.seen(row / heads_per_kv_head); }
   int64_t token(int64_t row) const {
     return attention.query_starts[task.sequence] + task.first + row / heads_per_kv_head;
   }
   int64_t head(int64_t row) const { return task.kv_head * heads_per_kv_head + row % heads_per_kv_head; }
 
-  // Where the keys, and the values, of group `index` of the sequence are.
-  int64_t offset(int64_t index) const {
-    int64_t block = attention.block_tables[task.sequence * attention.table_width + index / attention.block_groups];
-    return attention.kv.offset(block * attention.block_groups + index % attention.block_groups, task.kv_head);
+  // Whether one of `some` rows from `first` on sees a key of `run`.
+  bool see(const Run& run, int64_t first, int64_t some) const {
+    return seen(first + some - 1).end > run.first && seen(first).begin < run.first + run.groups * kGroupTokens;
   }
 };
 
@@ -57,6 +82,14 @@ struct Weights {
   alignas(64) bf16 rounded[kAttentionRows][kRun];
   float decay[kAttentionRows];
 };
+
+// Keys or values of a group, which a thread comes to next: blocks lie anywhere, so the processor cannot foresee them.
+inline void fetch_group(const bf16* const* groups, int group, int count, int64_t head_dim) {
+  if (group >= count) return;
+  const char* from = reinterpret_cast<const char*>(groups[group]);
+  for (int64_t offset = 0; offset < kGroupTokens * head_dim * 2; offset += 64)
+    _mm_prefetch(from + offset, _MM_HINT_T1);
+}
 
 // Of the 16 keys from `key` of a run on, lanes of those that a row sees, and `other` in the rest.
 template <bool Limited>

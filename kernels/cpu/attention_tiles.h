@@ -6,21 +6,39 @@ namespace CITYBUS_ISA {
 // 0 to 3 take sums. 4 times 5 is for 16 numbers of a row, 6 times 7 for 32.
 constexpr Tiles::Shape kAttentionTiles[8] = {{16, 64}, {16, 64}, {16, 64}, {16, 64}, {16, 32}, {8, 64}, {16, 64}, {16, 64}};
 
-// Scores [16, 16] of a group of keys.
-inline void score(const bf16* queries, const bf16* keys, int64_t head_dim, float* scores) {
+// Scores [16, 64] of four groups of keys.
+inline void score_four(const bf16* queries, const bf16* const* keys, int64_t head_dim, float* scores) {
   _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
   int64_t i = 0;
   for (; i + 32 <= head_dim; i += 32) {
     _tile_loadd(6, queries + i, head_dim * 2);
-    _tile_loadd(7, keys + i * kGroupTokens, kGroupTokens * 4);
+    _tile_loadd(7, keys[0] + i * kGroupTokens, kGroupTokens * 4);
     _tile_dpbf16ps(0, 6, 7);
+    _tile_loadd(7, keys[1] + i * kGroupTokens, kGroupTokens * 4);
+    _tile_dpbf16ps(1, 6, 7);
+    _tile_loadd(7, keys[2] + i * kGroupTokens, kGroupTokens * 4);
+    _tile_dpbf16ps(2, 6, 7);
+    _tile_loadd(7, keys[3] + i * kGroupTokens, kGroupTokens * 4);
+    _tile_dpbf16ps(3, 6, 7);
   }
   if (i < head_dim) {
     _tile_loadd(4, queries + i, head_dim * 2);
-    _tile_loadd(5, keys + i * kGroupTokens, kGroupTokens * 4);
+    _tile_loadd(5, keys[0] + i * kGroupTokens, kGroupTokens * 4);
     _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(5, keys[1] + i * kGroupTokens, kGroupTokens * 4);
+    _tile_dpbf16ps(1, 4, 5);
+    _tile_loadd(5, keys[2] + i * kGroupTokens, kGroupTokens * 4);
+    _tile_dpbf16ps(2, 4, 5);
+    _tile_loadd(5, keys[3] + i * kGroupTokens, kGroupTokens * 4);
+    _tile_dpbf16ps(3, 4, 5);
   }
   _tile_stored(0, scores, kRun * 4);
+  _tile_stored(1, scores + kGroupTokens, kRun * 4);
+  _tile_stored(2, scores + 2 * kGroupTokens, kRun * 4);
+  _tile_stored(3, scores + 3 * kGroupTokens, kRun * 4);
 }
 
 // Four panels of the output, from `column` on, plus weights times values.
@@ -59,21 +77,25 @@ inline void accumulate_one(const Weights& weights, const Run& run, int64_t head_
   _tile_stored(0, output + column, head_dim * 4);
 }
 
-// `count` rows of a task, at most kAttentionRows, over one run.
-inline void attend_some(const Rows& rows, const Run& run, int64_t first, int64_t count) {
+// `count` rows of a task, at most kAttentionRows, over one run, while the run `ahead` is fetched.
+inline void attend_some(const Rows& rows, const Run& run, const Run& ahead, int64_t first, int64_t count) {
   int64_t head_dim = rows.attention.kv.head_dim;
   Tiles tiles(kAttentionTiles);
   Weights weights;
-  for (int group = 0; group < run.groups; ++group) {
-    fetch(run.keys[std::min(group + 1, run.groups - 1)], head_dim / 2);
-    fetch(run.values[group], head_dim / 2);
-    score(rows.queries + first * head_dim, run.keys[group], head_dim, weights.scores[0] + group * kGroupTokens);
+  for (int group = 0; group < run.groups; group += 4) {
+    const bf16* keys[4];
+    for (int g = 0; g < 4; ++g) {
+      keys[g] = run.keys[std::min(group + g, run.groups - 1)];
+      fetch_group(ahead.keys, group + g, ahead.groups, head_dim);
+    }
+    score_four(rows.queries + first * head_dim, keys, head_dim, weights.scores[0] + group * kGroupTokens);
   }
   soften_rows(rows, run, first, count, weights);
   float* output = rows.output + first * head_dim;
   for (int64_t row = 0; row < count; ++row)
     for (int64_t i = 0; i < head_dim; i += kLanes)
       store(output + row * head_dim + i, multiply(load(output + row * head_dim + i), fill(weights.decay[row])));
+  for (int group = 0; group < ahead.groups; ++group) fetch_group(ahead.values, group, ahead.groups, head_dim);
   int64_t column = 0;
   for (; column + 4 * kLanes <= head_dim; column += 4 * kLanes)
     accumulate_four(weights, run, head_dim, column, output);

@@ -23,9 +23,11 @@ bool Llama::forward(const citybus_step& step) {
     norm(layer.attention_norm, step.num_tokens);
     attend(step, layer, index);
     norm(layer.mlp_norm, step.num_tokens);
-    Product gate_up{normed_.data(), sizes_.hidden, step.num_tokens, layer.gate_up, threads_.size()};
-    threads_.run(uint32_t(layer.gate_up.groups), [&](uint32_t group, int) {
-      operations_.multiply_gate(gate_up, group, gated_.data(), sizes_.inner);
+    Product gate_up{normed_.data(), sizes_.hidden, step.num_tokens, layer.gate_up, 2 * threads_.size()};
+    // Two groups fill lines of 64 bytes, which two threads would otherwise take from each other.
+    threads_.run(uint32_t((layer.gate_up.groups + 1) / 2), [&](uint32_t pair, int) {
+      for (int64_t group = 2 * pair; group < std::min<int64_t>(2 * pair + 2, layer.gate_up.groups); ++group)
+        operations_.multiply_gate(gate_up, group, gated_.data(), sizes_.inner);
     });
     project_and_add(gated_.data(), sizes_.inner, step.num_tokens, layer.down);
   }
@@ -107,7 +109,8 @@ void Llama::attend(const citybus_step& step, const Layer& layer, int64_t index) 
                       step.query_starts, layer.window, float(shape_.soft_cap)};
   int64_t scratch = attention_scratch(shape_.num_heads / kv.kv_heads, kv.head_dim);
   threads_.run(uint32_t(tasks_.size()), [&](uint32_t task, int thread) {
-    operations_.attend(attention, tasks_[task], scratch_.data() + thread * scratch);
+    const AttentionTask* next = task + uint32_t(threads_.size()) < tasks_.size() ? &tasks_[task] + threads_.size() : nullptr;
+    operations_.attend(attention, tasks_[task], next, scratch_.data() + thread * scratch);
   });
   project_and_add(attended_.data(), sizes_.attended, tokens, layer.attention_out);
 }

@@ -72,8 +72,8 @@ struct Operations {
   // Turn queries and keys of a token, and store its keys and values.
   void (*rotate_and_store)(const Rotation&, int64_t token);
 
-  // `scratch` has attention_scratch(...) numbers.
-  void (*attend)(const Attention&, const AttentionTask&, float* scratch);
+  // `next` is what the same thread takes next, as a rule, if anything; `scratch` has attention_scratch(...) numbers.
+  void (*attend)(const Attention&, const AttentionTask&, const AttentionTask* next, float* scratch);
 };
 
 // Tokens of a prefill that are computed in one task.

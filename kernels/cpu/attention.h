@@ -13,15 +13,16 @@ inline void copy_tail(const bf16* values, int64_t tokens, int64_t head_dim, bf16
   }
 }
 
-// The run that `first` is in, from there on, with the tail in the place of the last group's values.
-inline Run make_run(const Rows& rows, int64_t first) {
-  Run run = rows.keys.run(first);
-  int64_t left = rows.keys.end - first - (run.groups - 1) * kGroupTokens;
+// `run` under the key-value head of `rows`, with the tail in the place of its last group's values.
+inline Run run_of_head(const Rows& rows, const Run& run) {
+  int64_t head_dim = rows.attention.kv.head_dim;
+  Run own = run.after((rows.kv_head - rows.task.kv_head) * kGroupTokens * head_dim);
+  int64_t left = rows.keys.end - run.first - (run.groups - 1) * kGroupTokens;
   if (left < kGroupTokens) {
-    copy_tail(run.values[run.groups - 1], left, rows.attention.kv.head_dim, rows.tail);
-    run.values[run.groups - 1] = rows.tail;
+    copy_tail(own.values[run.groups - 1], left, head_dim, rows.tail);
+    own.values[run.groups - 1] = rows.tail;
   }
-  return run;
+  return own;
 }
 
 inline void write_output(const Rows& rows) {
@@ -44,31 +45,52 @@ inline void copy_queries(const Rows& rows) {
                 size_t(head_dim) * sizeof(bf16));
 }
 
-void attend(const Attention& attention, const AttentionTask& task, const AttentionTask* next, float* scratch) {
-  int64_t group = attention.heads / attention.kv.kv_heads, head_dim = attention.kv.head_dim;
-  int64_t count = task.count * group, room = round_up(count, kScratchRows);
-  Keys keys(attention, task);
-  bf16* queries = reinterpret_cast<bf16*>(scratch + room * head_dim);
-  float *peak = scratch + room * head_dim * 3 / 2, *sum = peak + room;
-  Rows rows{attention, task, keys, group, scratch, queries, peak, sum, reinterpret_cast<bf16*>(sum + room)};
+inline Rows rows_of_head(const Attention& attention, const AttentionTask& task, const Keys& keys, int64_t index,
+                         float* scratch) {
+  int64_t heads_per_kv_head = attention.heads / attention.kv.kv_heads, head_dim = attention.kv.head_dim;
+  int64_t count = task.count * heads_per_kv_head, room = round_up(count, kScratchRows);
+  float* output = scratch + index * attention_scratch(heads_per_kv_head, head_dim);
+  float *peak = output + room * head_dim * 3 / 2, *sum = peak + room;
+  return {attention, task, keys, task.kv_head + index, heads_per_kv_head, output,
+          reinterpret_cast<bf16*>(output + room * head_dim), peak, sum, reinterpret_cast<bf16*>(sum + room)};
+}
+
+inline void begin(const Rows& rows) {
+  int64_t count = rows.count(), head_dim = rows.attention.kv.head_dim;
   copy_queries(rows);
-  std::fill(rows.output, rows.output + room * head_dim, 0.0f);
+  std::fill(rows.output, rows.output + round_up(count, kScratchRows) * head_dim, 0.0f);
   std::fill(rows.peak, rows.peak + count, -INFINITY);
   std::fill(rows.sum, rows.sum + count, 0.0f);
+}
+
+// What follows the run that ends before key `after`: of this task, or of the next one.
+inline Run run_ahead(const Keys& keys, int64_t after, const AttentionTask* next) {
+  if (after < keys.end) return keys.run(after);
+  if (next == nullptr) return {};
+  Keys others(keys.attention, *next);
+  return others.run(others.begin);
+}
+
+void attend(const Attention& attention, const AttentionTask& task, const AttentionTask* next, float* scratch) {
+  Keys keys(attention, task);
+  int64_t count = task.count * (attention.heads / attention.kv.kv_heads);
+  int64_t tiles = (count + kAttentionRows - 1) / kAttentionRows;
+  int64_t lines_of_group = task.kv_heads * kGroupTokens * attention.kv.head_dim / 32;
+  for (int64_t head = 0; head < task.kv_heads; ++head) begin(rows_of_head(attention, task, keys, head, scratch));
   for (int64_t first = keys.begin, after; first < keys.end; first = after) {
     after = first / kRun * kRun + kRun;
-    Run run = make_run(rows, first), ahead{};
-    if (after < keys.end)
-      ahead = keys.run(after);
-    else if (next)
-      ahead = Keys(attention, *next).run(Keys(attention, *next).begin);
-    for (int64_t row = 0; row < count; row += kAttentionRows) {
-      int64_t together = std::min<int64_t>(kAttentionRows, count - row);
-      if (rows.see(run, row, together)) attend_some(rows, run, ahead, row, together);
-      ahead.groups = 0;
+    Run run = keys.run(first);
+    RunAhead ahead(run_ahead(keys, after, next), lines_of_group, task.kv_heads * tiles * 2 * run.groups);
+    for (int64_t head = 0; head < task.kv_heads; ++head) {
+      Rows rows = rows_of_head(attention, task, keys, head, scratch);
+      Run own = run_of_head(rows, run);
+      for (int64_t row = 0; row < count; row += kAttentionRows) {
+        int64_t together = std::min<int64_t>(kAttentionRows, count - row);
+        if (rows.see(own, row, together)) attend_some(rows, own, ahead, row, together);
+      }
     }
   }
-  write_output(rows);
+  for (int64_t head = 0; head < task.kv_heads; ++head) write_output(rows_of_head(attention, task, keys, head, scratch));
 }
 
 }  // namespace CITYBUS_ISA

@@ -76,8 +76,8 @@ AttendRows attend_rows_of(int64_t rows, std::integer_sequence<int, R...>) {
   return table[rows - 1];
 }
 
-// `count` rows of a task, at most kAttentionRows, over one run. What is ahead is fetched a run at a time elsewhere.
-inline void attend_some(const Rows& rows, const Run& run, const Run&, int64_t first, int64_t count) {
+// `count` rows of a task, at most kAttentionRows, over one run. `score` fetches by itself.
+inline void attend_some(const Rows& rows, const Run& run, RunAhead&, int64_t first, int64_t count) {
   attend_rows_of(count, std::make_integer_sequence<int, kAttentionRows>())(rows, run, first);
 }
 

@@ -10,12 +10,42 @@ struct Span {
   int64_t begin, end;
 };
 
-// Keys and values of up to kRun keys from `first` on, a multiple of 16.
+// Keys and values of up to kRun keys from `first` on, a multiple of 16, of one or more key-value heads, one after another.
 struct Run {
   int64_t first;
   int groups;
   const bf16* keys[kRunGroups];
   const bf16* values[kRunGroups];
+
+  // The same from `numbers` further on.
+  Run after(int64_t numbers) const {
+    Run run = *this;
+    for (int group = 0; group < groups; ++group) run.keys[group] += numbers, run.values[group] += numbers;
+    return run;
+  }
+};
+
+// A run that a thread comes to next, fetched little by little, as memory is slow, and stalls who asks for much at once.
+// Blocks lie anywhere: the processor cannot foresee them.
+class RunAhead {
+ public:
+  // `lines` of 64 bytes, at most, at each fetch; a group has `lines_of_group`.
+  RunAhead(const Run& run, int64_t lines_of_group, int64_t calls)
+      : run_(run), lines_of_group_(lines_of_group), lines_((2 * run.groups * lines_of_group + calls - 1) / calls) {}
+
+  void fetch() {
+    for (int64_t left = lines_; left > 0 && group_ < 2 * run_.groups; --left) {
+      const bf16* from = group_ < run_.groups ? run_.keys[group_] : run_.values[group_ - run_.groups];
+      _mm_prefetch(reinterpret_cast<const char*>(from) + line_ * 64, _MM_HINT_T1);
+      if (++line_ == lines_of_group_) ++group_, line_ = 0;
+    }
+  }
+
+ private:
+  const Run run_;
+  int64_t lines_of_group_, lines_;
+  int group_ = 0;
+  int64_t line_ = 0;
 };
 
 // The keys that the rows of a task see.
@@ -51,11 +81,12 @@ struct Keys {
   }
 };
 
-// Rows of a task, token by token and head by head.
+// Rows of a task under one of its key-value heads, token by token and head by head.
 struct Rows {
   const Attention& attention;
   const AttentionTask& task;
   const Keys& keys;
+  int64_t kv_head;
   int64_t heads_per_kv_head;
   float* output;  // [rows, D], not yet divided by `sum`
   bf16* queries;  // [rows, D]
@@ -68,7 +99,7 @@ struct Rows {
   int64_t token(int64_t row) const {
     return attention.query_starts[task.sequence] + task.first + row / heads_per_kv_head;
   }
-  int64_t head(int64_t row) const { return task.kv_head * heads_per_kv_head + row % heads_per_kv_head; }
+  int64_t head(int64_t row) const { return kv_head * heads_per_kv_head + row % heads_per_kv_head; }
 
   // Whether one of `some` rows from `first` on sees a key of `run`.
   bool see(const Run& run, int64_t first, int64_t some) const {
@@ -82,14 +113,6 @@ struct Weights {
   alignas(64) bf16 rounded[kAttentionRows][kRun];
   float decay[kAttentionRows];
 };
-
-// Keys or values of a group, which a thread comes to next: blocks lie anywhere, so the processor cannot foresee them.
-inline void fetch_group(const bf16* const* groups, int group, int count, int64_t head_dim) {
-  if (group >= count) return;
-  const char* from = reinterpret_cast<const char*>(groups[group]);
-  for (int64_t offset = 0; offset < kGroupTokens * head_dim * 2; offset += 64)
-    _mm_prefetch(from + offset, _MM_HINT_T1);
-}
 
 // Of the 16 keys from `key` of a run on, lanes of those that a row sees, and `other` in the rest.
 template <bool Limited>

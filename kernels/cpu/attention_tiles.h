@@ -42,7 +42,8 @@ inline void score_four(const bf16* queries, const bf16* const* keys, int64_t hea
 }
 
 // Four panels of the output, from `column` on, plus weights times values.
-inline void accumulate_four(const Weights& weights, const Run& run, int64_t head_dim, int64_t column, float* output) {
+inline void accumulate_four(const Weights& weights, const Run& run, RunAhead& ahead, int64_t head_dim, int64_t column,
+                            float* output) {
   float* to = output + column;
   _tile_loadd(0, to, head_dim * 4);
   _tile_loadd(1, to + kLanes, head_dim * 4);
@@ -50,6 +51,7 @@ inline void accumulate_four(const Weights& weights, const Run& run, int64_t head
   _tile_loadd(3, to + 3 * kLanes, head_dim * 4);
   for (int g = 0; g < run.groups; ++g) {
     const bf16* values = run.values[g] + column * 2;
+    if (column == 0) ahead.fetch();
     _tile_loadd(4, weights.rounded[0] + g * kGroupTokens, kRun * 2);
     _tile_loadd(5, values, head_dim * 4);
     _tile_dpbf16ps(0, 4, 5);
@@ -77,8 +79,8 @@ inline void accumulate_one(const Weights& weights, const Run& run, int64_t head_
   _tile_stored(0, output + column, head_dim * 4);
 }
 
-// `count` rows of a task, at most kAttentionRows, over one run, while the run `ahead` is fetched.
-inline void attend_some(const Rows& rows, const Run& run, const Run& ahead, int64_t first, int64_t count) {
+// `count` rows of a task, at most kAttentionRows, over one run.
+inline void attend_some(const Rows& rows, const Run& run, RunAhead& ahead, int64_t first, int64_t count) {
   int64_t head_dim = rows.attention.kv.head_dim;
   Tiles tiles(kAttentionTiles);
   Weights weights;
@@ -86,7 +88,7 @@ inline void attend_some(const Rows& rows, const Run& run, const Run& ahead, int6
     const bf16* keys[4];
     for (int g = 0; g < 4; ++g) {
       keys[g] = run.keys[std::min(group + g, run.groups - 1)];
-      fetch_group(ahead.keys, group + g, ahead.groups, head_dim);
+      ahead.fetch();
     }
     score_four(rows.queries + first * head_dim, keys, head_dim, weights.scores[0] + group * kGroupTokens);
   }
@@ -95,10 +97,9 @@ inline void attend_some(const Rows& rows, const Run& run, const Run& ahead, int6
   for (int64_t row = 0; row < count; ++row)
     for (int64_t i = 0; i < head_dim; i += kLanes)
       store(output + row * head_dim + i, multiply(load(output + row * head_dim + i), fill(weights.decay[row])));
-  for (int group = 0; group < ahead.groups; ++group) fetch_group(ahead.values, group, ahead.groups, head_dim);
   int64_t column = 0;
   for (; column + 4 * kLanes <= head_dim; column += 4 * kLanes)
-    accumulate_four(weights, run, head_dim, column, output);
+    accumulate_four(weights, run, ahead, head_dim, column, output);
   for (; column < head_dim; column += kLanes) accumulate_one(weights, run, head_dim, column, output);
 }
 

@@ -20,6 +20,7 @@ constexpr int kAttentionRows = 16;
 
 #include "exponential.h"
 #include "product_tiles.h"
+#include "rotation.h"
 #include "product.h"
 #include "row_operations.h"
 #include "attention_softmax.h"
@@ -30,8 +31,8 @@ namespace citybus {
 
 const Operations& amx_operations() {
   using namespace amx;
-  static constexpr Operations operations{
-      "amx_bf16", multiply_product, multiply_add_product, multiply_gate_product, rms_norm, rotate_and_store, attend};
+  static constexpr Operations operations{multiply_product, multiply_add_product, multiply_gate_product,
+                                         multiply_rotate_product, rms_norm, attend};
   return operations;
 }
 

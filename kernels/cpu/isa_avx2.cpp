@@ -23,6 +23,7 @@ constexpr int kScoreGroups = 1;
 
 #include "exponential.h"
 #include "product_rows.h"
+#include "rotation.h"
 #include "product.h"
 #include "row_operations.h"
 #include "attention_softmax.h"
@@ -33,8 +34,8 @@ namespace citybus {
 
 const Operations& avx2_operations() {
   using namespace avx2;
-  static constexpr Operations operations{
-      "avx2", multiply_product, multiply_add_product, multiply_gate_product, rms_norm, rotate_and_store, attend};
+  static constexpr Operations operations{multiply_product, multiply_add_product, multiply_gate_product,
+                                         multiply_rotate_product, rms_norm, attend};
   return operations;
 }
 

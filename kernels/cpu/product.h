@@ -25,5 +25,10 @@ void multiply_gate_product(const Product& product, int64_t group, bf16* outputs,
   });
 }
 
+void multiply_rotate_product(const Product& product, int64_t group, const Rotation& rotation) {
+  for_each_row(product, group,
+               [&](int64_t row, const float* sums) { rotate_and_store(rotation, row, group, sums); });
+}
+
 }  // namespace CITYBUS_ISA
 }  // namespace citybus

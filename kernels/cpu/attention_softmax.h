@@ -10,7 +10,7 @@ struct Span {
   int64_t begin, end;
 };
 
-// Keys and values of up to kRun keys from `first` on, a multiple of 16, of one or more key-value heads, one after another.
+// Keys and values of up to kRun keys from `first` on, a multiple of 16, of some key-value heads, one after another.
 struct Run {
   int64_t first;
   int groups;
@@ -34,10 +34,14 @@ class RunAhead {
       : run_(run), lines_of_group_(lines_of_group), lines_((2 * run.groups * lines_of_group + calls - 1) / calls) {}
 
   void fetch() {
-    for (int64_t left = lines_; left > 0 && group_ < 2 * run_.groups; --left) {
+    for (int64_t left = lines_; left > 0 && group_ < 2 * run_.groups;) {
+      int64_t now = std::min(left, lines_of_group_ - line_);
       const bf16* from = group_ < run_.groups ? run_.keys[group_] : run_.values[group_ - run_.groups];
-      _mm_prefetch(reinterpret_cast<const char*>(from) + line_ * 64, _MM_HINT_T1);
-      if (++line_ == lines_of_group_) ++group_, line_ = 0;
+      for (int64_t line = line_; line < line_ + now; ++line)
+        _mm_prefetch(reinterpret_cast<const char*>(from) + line * 64, _MM_HINT_T1);
+      left -= now;
+      line_ += now;
+      if (line_ == lines_of_group_) ++group_, line_ = 0;
     }
   }
 

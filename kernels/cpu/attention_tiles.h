@@ -4,7 +4,8 @@ namespace citybus {
 namespace CITYBUS_ISA {
 
 // 0 to 3 take sums. 4 times 5 is for 16 numbers of a row, 6 times 7 for 32.
-constexpr Tiles::Shape kAttentionTiles[8] = {{16, 64}, {16, 64}, {16, 64}, {16, 64}, {16, 32}, {8, 64}, {16, 64}, {16, 64}};
+constexpr Tiles::Shape kAttentionTiles[8] = {{16, 64}, {16, 64}, {16, 64}, {16, 64},
+                                             {16, 32}, {8, 64},  {16, 64}, {16, 64}};
 
 // Scores [16, 64] of four groups of keys.
 inline void score_four(const bf16* queries, const bf16* const* keys, int64_t head_dim, float* scores) {

@@ -5,7 +5,7 @@
 namespace citybus {
 namespace {
 
-constexpr int64_t kTasksOfThread = 4;
+constexpr int64_t kTasksOfThread = 4;  // sequences a thread from which on a task has all of a sequence's heads
 constexpr int64_t kRowsOfPiece = 8;  // rows that a thread takes at once where a row is little work
 
 bool in_range(const int64_t* numbers, int64_t count, int64_t limit) {
@@ -107,7 +107,8 @@ void Llama::attend(const citybus_step& step, const Layer& layer, int64_t index) 
                       step.block_tables, step.table_width, step.block_size / kGroupTokens, step.lengths,
                       step.query_starts, layer.window, float(shape_.soft_cap)};
   threads_.run(uint32_t(tasks_.size()), [&](uint32_t task, int thread) {
-    const AttentionTask* next = task + uint32_t(threads_.size()) < tasks_.size() ? &tasks_[task] + threads_.size() : nullptr;
+    size_t after = size_t(task) + size_t(threads_.size());
+    const AttentionTask* next = after < tasks_.size() ? &tasks_[after] : nullptr;
     operations_.attend(attention, tasks_[task], next, scratch_.data() + thread * scratch_of_thread());
   });
   project_and_add(attended_.data(), sizes_.attended, tokens, layer.attention_out);

@@ -58,7 +58,8 @@ bool Llama::set_weight(citybus_weight weight, int64_t index, const bf16* data) {
     case CITYBUS_QUERY: return pack_heads(layer.qkv, 0, heads, data), true;
     case CITYBUS_KEY: return pack_heads(layer.qkv, heads, kv_heads, data), true;
     case CITYBUS_VALUE: return pack_heads(layer.qkv, heads + kv_heads, kv_heads, data), true;
-    case CITYBUS_ATTENTION_OUT: return pack(layer.attention_out, 0, kLanes, hidden, heads * shape_.head_dim, data), true;
+    case CITYBUS_ATTENTION_OUT:
+      return pack(layer.attention_out, 0, kLanes, hidden, heads * shape_.head_dim, data), true;
     case CITYBUS_MLP_NORM: return set_norm(layer.mlp_norm, data), true;
     case CITYBUS_GATE: return pack(layer.gate_up, 0, kColumns, inner, hidden, data), true;
     case CITYBUS_UP: return pack(layer.gate_up, kLanes, kColumns, inner, hidden, data), true;

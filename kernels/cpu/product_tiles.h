@@ -1,12 +1,13 @@
-// Sums of matrix products by tiles of 16 rows: a sum runs over the pairs of its row in order, 16 pairs at a time, however
-// many rows there are. Rows beyond the last one are computed with the others, and dropped.
+// Sums of matrix products by tiles of 16 rows: a sum runs over the pairs of its row in order, 16 pairs at a time,
+// however many rows there are. Rows beyond the last one are computed with the others, and dropped.
 namespace citybus {
 namespace CITYBUS_ISA {
 
 constexpr int kBlockRows = 2 * kTileRows;
 constexpr int64_t kStep = kTilePairs * kColumns * 2;  // numbers of a group that a step takes
 constexpr int64_t kStepLines = kStep / 32;
-constexpr Tiles::Shape kProductTiles[8] = {{16, 64}, {16, 64}, {16, 64}, {16, 64}, {16, 64}, {16, 64}, {16, 64}, {16, 64}};
+constexpr Tiles::Shape kProductTiles[8] = {{16, 64}, {16, 64}, {16, 64}, {16, 64},
+                                           {16, 64}, {16, 64}, {16, 64}, {16, 64}};
 
 // Lines of 64 bytes that are fetched at every step of a block.
 struct Ahead {

@@ -46,8 +46,11 @@ class FormCheck:
         if digest in self._good:
             self._good.move_to_end(digest)
             return
+        await self._turn.acquire()  # who goes away while it waits leaves the queue
         # The worker's answer is taken in any case: a caller who goes away must not leave it to the next one.
-        fault = await asyncio.shield(asyncio.ensure_future(self._ask(form.grammar, vocab_size)))
+        asking = asyncio.create_task(self._ask(form.grammar, vocab_size))
+        asking.add_done_callback(lambda _: self._turn.release())
+        fault = await asyncio.shield(asking)
         if fault is not None:
             raise InvalidRequest(f"{form.field}: {fault}")
         self._good[digest] = None
@@ -62,15 +65,14 @@ class FormCheck:
             await self._worker.wait()
 
     async def _ask(self, grammar: Grammar, vocab_size: int) -> str | None:
-        """What is wrong with `grammar`."""
-        async with self._turn:
-            worker = self._worker or await self._start(vocab_size)
-            assert worker.stdin is not None
-            line = json.dumps({"kind": grammar.kind.value, "source": grammar.source})
-            worker.stdin.write(line.encode() + b"\n")
-            with contextlib.suppress(ConnectionError):
-                await worker.stdin.drain()
-            return await self._answer(worker)
+        """What is wrong with `grammar`. Only who has the turn may ask, and has it until this returns."""
+        worker = self._worker or await self._start(vocab_size)
+        assert worker.stdin is not None
+        line = json.dumps({"kind": grammar.kind.value, "source": grammar.source})
+        worker.stdin.write(line.encode() + b"\n")
+        with contextlib.suppress(ConnectionError):
+            await worker.stdin.drain()
+        return await self._answer(worker)
 
     async def _start(self, vocab_size: int) -> asyncio.subprocess.Process:
         """Raises `InvalidRequest` where the model's tokenizer cannot follow a grammar."""

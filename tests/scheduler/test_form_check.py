@@ -103,6 +103,24 @@ async def test_a_caller_that_goes_away_leaves_its_answer_to_nobody(model: Path) 
         assert gone.cancelled()
 
 
+async def test_a_caller_that_goes_away_while_it_waits_is_not_tried(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    async def ask(grammar: Grammar, vocab_size: int) -> None:
+        tried.append(grammar.source)
+        await asyncio.sleep(0.01)
+
+    async with checking(model) as forms:
+        monkeypatch.setattr(forms, "_ask", ask)
+        callers = [asyncio.create_task(forms.check(form(source), VOCAB_SIZE)) for source in "abc"]
+        await asyncio.sleep(0)
+        callers[1].cancel()
+        await asyncio.wait(callers)
+    assert tried == ["a", "c"]
+
+
 async def test_a_model_whose_tokenizer_cannot_be_followed_refuses_every_form(tmp_path: Path) -> None:
     async with checking(tmp_path) as forms:
         for _ in range(2):

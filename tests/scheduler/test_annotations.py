@@ -138,18 +138,34 @@ async def test_the_prompt_comes_with_the_best_answer_whichever_it_is(logprobs: b
     )
 
 
+def ended_with(rides: Rides, number: int, *, is_read: bool = False) -> Annotations:
+    """What a request is told that has just ended."""
+    annotations = Annotations(Asked(logprobs=True, prompt_logprobs=False, echo=None), PROMPT)
+    sample = Sample(0, number, make_stream, Counter(), annotations)
+    ride = Ride(("", str(number)), [sample], AnswerParams(), b"", 1.0, None)
+    rides.add(ride)
+    if is_read:
+        rides.board(ride)
+    outcome = Outcome(FinishReason.LENGTH, 3, 1, 0, 0, 0.1, 0.2, 0.5)
+    sample.push(SequenceUpdate(number, 0, (5,), outcome, scored=Scored(3, (score(3),))))
+    return annotations
+
+
 async def test_of_ended_requests_only_the_last_keep_their_log_probabilities() -> None:
     rides = Rides(2 * MAX_ANNOTATED, lambda sequence_id: None)
-    ended = [
-        Annotations(Asked(logprobs=True, prompt_logprobs=False, echo=None), PROMPT) for _ in range(MAX_ANNOTATED + 1)
-    ]
-    for number, each in enumerate(ended):
-        sample = Sample(0, number, make_stream, Counter(), each)
-        rides.add(Ride(("", str(number)), [sample], AnswerParams(), b"", 1.0, None))
-        outcome = Outcome(FinishReason.LENGTH, 3, 1, 0, 0, 0.1, 0.2, 0.5)
-        sample.push(SequenceUpdate(number, 0, (5,), outcome, scored=Scored(3, (score(3),))))
-        assert await each.known(range(1))
+    ended = [ended_with(rides, number) for number in range(MAX_ANNOTATED + 1)]
     assert [each.of_tokens(range(1)) for each in ended] == [[None], *[[score(3)]] * MAX_ANNOTATED]
+
+
+async def test_an_ended_request_keeps_its_log_probabilities_while_it_is_read() -> None:
+    rides = Rides(2 * MAX_ANNOTATED, lambda sequence_id: None)
+    read = ended_with(rides, 0, is_read=True)
+    later = [ended_with(rides, number) for number in range(1, MAX_ANNOTATED + 1)]
+    assert [each.of_tokens(range(1)) for each in (read, *later[:2])] == [[score(3)], [None], [score(3)]]
+    rides.leave(rides.find(("", "0")))
+    assert read.of_tokens(range(1)) == [score(3)]
+    ended_with(rides, MAX_ANNOTATED + 1)
+    assert [each.of_tokens(range(1)) for each in (read, later[1])] == [[None], [score(3)]]
 
 
 def make_stream(observer: OutputObserver, first_index: int, sample: int) -> OutputStream:

@@ -75,12 +75,13 @@ class Constraint:
 
     def advance(self, token: int) -> str | None:
         """The answer goes on with `token`. Returns why it cannot, from then on always the same."""
-        mask = self.mask()
-        if mask is not None and not mask[token // 32] >> token % 32 & 1:
-            self._error = "no token is left that both the form of the answer and the other parameters allow"
-        if self._error is None and token not in self._grammar.end_token_ids:
+        if self.mask() is not None and token not in self._grammar.end_token_ids:
             self._mask = self._threads.submit(self._follow, (token,))
         return self._error
+
+    def stop(self) -> None:
+        """The answer cannot go on: what is allowed next is made impossible by something else."""
+        self._error = self._error or "no token is left that both the form of the answer and the other parameters allow"
 
     def _catch_up(self, table: Callable[[], LLTokenizer], answer: tuple[int, ...]) -> Mask:
         self._control_id = table().eos_token

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,13 +101,6 @@ def test_what_cannot_go_on_says_why_and_goes_on_saying_it(
     assert constraint.advance(6) == error
 
 
-def test_a_token_that_is_not_allowed_ends_it(constraints: Constraints) -> None:
-    constraint = constraints.begin(regex("abc"), b"a")
-    error = constraint.advance(ord("a"))
-    assert error == "no token is left that both the form of the answer and the other parameters allow"
-    assert constraint.mask() is None and constraint.advance(ord("b")) == error
-
-
 def test_a_model_whose_tokenizer_cannot_be_read_says_so(tmp_path: Path) -> None:
     constraints = Constraints(tmp_path, VOCAB_SIZE, 1)
     with pytest.raises(GrammarError, match="the tokenizer of this model cannot follow a grammar"):
@@ -132,6 +127,23 @@ def test_one_that_fails_is_named_and_its_neighbours_draw_what_they_draw_alone(en
     again = session.step(scheduled=tuple(ScheduledSequence(number, 1) for number in (1, 2)))
     assert again.failed == (FailedSequence(2, result.failed[0].error),)
     assert session.step(scheduled=(ScheduledSequence(3, 1),), finished_ids=(2,)).failed == ()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "bans",
+    [{"banned_token_ids": (0, ord("b"))}, {"allowed_token_ids": (ord("c"), ord("d"))}, {"bad_words": ((0,), (98,))}],
+)
+def test_where_grammar_and_bans_leave_no_token_the_answer_ends_and_its_neighbour_goes_on(
+    engine: Engine, bans: dict[str, Any], temperature: float
+) -> None:
+    """Token 0 is one that the form allows."""
+    neighbour, stuck = sequence(1, 1, regex("[0-9]+x"), b"12"), sequence(2, 2, regex("ab?", 0), b"a")
+    stuck = replace(stuck, sampling=replace(stuck.sampling, temperature=temperature, **bans))
+    result = Session(engine).step(new_sequences=(neighbour, stuck))
+    words = "no token is left that both the form of the answer and the other parameters allow"
+    assert result.failed == (FailedSequence(2, words),)
+    assert chr(result.sampled[0].token_id) in "0123456789x"
 
 
 def test_the_grammar_of_a_resident_sequence_is_reported(engine: Engine) -> None:

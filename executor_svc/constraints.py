@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import structlog
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
@@ -27,6 +28,8 @@ _MAX_MASK_S = 0.25
 _PATIENCE_S = 10.0
 
 _STUCK = "the answer cannot be held to its form any more, which may be too complex: {}"
+
+log = structlog.get_logger()
 
 
 class Constraints:
@@ -65,13 +68,8 @@ class Constraint:
     def mask(self) -> Mask | None:
         """What may come next, once it is known; None where the answer cannot go on."""
         if self._error is None:
-            try:
-                return self._mask.result(_PATIENCE_S)
-            except TimeoutError:
-                self._error = _STUCK.format(f"its next token is not known after {_PATIENCE_S:g} s")
-            except GrammarError as error:
-                self._error = _STUCK.format(error)
-        return None
+            self._error = self._fault(_PATIENCE_S)
+        return self._mask.result() if self._error is None else None
 
     def advance(self, token: int) -> str | None:
         """The answer goes on with `token`. Returns why it cannot, from then on always the same."""
@@ -82,6 +80,20 @@ class Constraint:
     def stop(self) -> None:
         """The answer cannot go on: what is allowed next is made impossible by something else."""
         self._error = self._error or "no token is left that both the form of the answer and the other parameters allow"
+
+    def _fault(self, within_s: float) -> str | None:
+        """Why the answer cannot go on. Whatever fails in a thread, it must not end the step of the others."""
+        try:
+            error = self._mask.exception(within_s)
+        except TimeoutError:
+            return _STUCK.format(f"its next token is not known after {within_s:g} s")
+        if error is None:
+            return None
+        if isinstance(error, GrammarError):
+            return _STUCK.format(error)
+        name = type(error).__name__  # its message could quote a request
+        log.error("a grammar could not be followed", error=name)
+        return _STUCK.format(name)
 
     def _catch_up(self, table: Callable[[], LLTokenizer], answer: tuple[int, ...]) -> Mask:
         self._control_id = table().eos_token

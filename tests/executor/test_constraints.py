@@ -101,6 +101,24 @@ def test_what_cannot_go_on_says_why_and_goes_on_saying_it(
     assert constraint.advance(6) == error
 
 
+class Panic(BaseException):
+    """What a fault inside of the library is raised as."""
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("secret"), TimeoutError("secret"), Panic("secret")])
+def test_a_fault_in_a_thread_is_that_of_one_answer(
+    constraints: Constraints, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    def check(matcher: object) -> None:
+        raise fault
+
+    monkeypatch.setattr("executor_svc.constraints.check", check)
+    constraint = constraints.begin(regex("abc"), b"")
+    assert constraint.mask() is None
+    error = constraint.advance(ord("a"))
+    assert error is not None and error.endswith(f"too complex: {type(fault).__name__}")
+
+
 def test_a_model_whose_tokenizer_cannot_be_read_says_so(tmp_path: Path) -> None:
     constraints = Constraints(tmp_path, VOCAB_SIZE, 1)
     with pytest.raises(GrammarError, match="the tokenizer of this model cannot follow a grammar"):

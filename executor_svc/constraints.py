@@ -25,7 +25,8 @@ Mask = NDArray[np.uint32]
 _MAX_MASK_S = 0.25
 """Processor time that a mask may take: all rows of a step wait for it."""
 
-_PATIENCE_S = 10.0
+PATIENCE_S = 10.0
+"""Most that a step waits for all of its masks."""
 
 _STUCK = "the answer cannot be held to its form any more, which may be too complex: {}"
 
@@ -33,7 +34,11 @@ log = structlog.get_logger()
 
 
 class Constraints:
-    """Makes the states for the model in `folder`, with `num_threads` threads for all of them."""
+    """Makes the states for the model in `folder`, with `num_threads` threads for all of them.
+
+    Every state compiles its grammar for itself. Copies of a matcher share its lexer, which only grows, and has limits:
+    an answer would fail for what another one, of the same grammar, has met.
+    """
 
     def __init__(self, folder: Path, vocab_size: int, num_threads: int) -> None:
         self._threads = ThreadPoolExecutor(num_threads, "grammar")
@@ -65,15 +70,17 @@ class Constraint:
         self._error: str | None = None
         self._mask: Future[Mask] = threads.submit(self._catch_up, table, tuple(answer))
 
-    def mask(self) -> Mask | None:
-        """What may come next, once it is known; None where the answer cannot go on."""
+    def mask(self, until: float) -> Mask | None:
+        """What may come next, once it is known; None where the answer cannot go on, as one whose mask is not known
+        when the clock, `time.monotonic`, reads `until`."""
         if self._error is None:
-            self._error = self._fault(_PATIENCE_S)
+            self._error = self._fault(max(0.0, until - time.monotonic()))
         return self._mask.result() if self._error is None else None
 
     def advance(self, token: int) -> str | None:
-        """The answer goes on with `token`. Returns why it cannot, from then on always the same."""
-        if self.mask() is not None and token not in self._grammar.end_token_ids:
+        """The answer goes on with `token`, once its mask was asked for. Returns why it cannot, from then on always the
+        same."""
+        if self._error is None and token not in self._grammar.end_token_ids:
             self._mask = self._threads.submit(self._follow, (token,))
         return self._error
 
@@ -86,7 +93,8 @@ class Constraint:
         try:
             error = self._mask.exception(within_s)
         except TimeoutError:
-            return _STUCK.format(f"its next token is not known after {within_s:g} s")
+            self._mask.cancel()
+            return _STUCK.format(f"its next token is not known after {PATIENCE_S:g} s")
         if error is None:
             return None
         if isinstance(error, GrammarError):

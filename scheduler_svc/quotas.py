@@ -37,10 +37,16 @@ class Account:
     queued: int = 0
     queued_tokens: int = 0
 
-    def check_seat(self) -> None:
-        """Raise `Exhausted` where one request more is too many."""
-        _check("max_requests", "requests", self.requests, self.limits.max_requests)
-        _check("max_queued_requests", "queued requests", self.queued, self.limits.max_queued_requests)
+    def check_seats(self, wanted: int) -> None:
+        """Raise `Exhausted` where so many requests more are too many."""
+        limits = (
+            ("max_requests", "requests", self.requests, self.limits.max_requests),
+            ("max_queued_requests", "queued requests", self.queued, self.limits.max_queued_requests),
+        )
+        for name, what, _, most in limits:
+            _check_whole(name, what, wanted, most)
+        for name, what, has, most in limits:
+            _check(name, what, has, wanted, most)
         self.bucket.check(1)
 
     def check_prompt(self, num_tokens: int) -> None:
@@ -120,15 +126,16 @@ class Quotas:
         self._sweep_at = _FIRST_SWEEP
 
     @contextmanager
-    def seat(self, tenant: str) -> Iterator[Seat]:
-        """A seat for a new request, given up where the `with` block raises. Raises `Exhausted`."""
+    def seats(self, tenant: str, count: int = 1) -> Iterator[list[Seat]]:
+        """Seats for a request that counts as `count`, given up where the `with` block raises. Raises `Exhausted`."""
         account = self.account(tenant)
-        account.check_seat()
-        seat = Seat(account)
+        account.check_seats(count)
+        seats = [Seat(account) for _ in range(count)]
         try:
-            yield seat
+            yield seats
         except BaseException:
-            seat.give_up()
+            for seat in seats:
+                seat.give_up()
             raise
 
     def restored_seat(self, tenant: str, num_prompt_tokens: int, num_output_tokens: int) -> Seat:
@@ -156,9 +163,19 @@ class Quotas:
             self._sweep_at = max(_FIRST_SWEEP, 2 * len(kept))
 
 
-def _check(name: str, what: str, has: int, most: int | None) -> None:
-    if most is not None and has >= most:
+def _check_whole(name: str, what: str, wanted: int, most: int | None) -> None:
+    """Where it never can be, there is no hint when to try again."""
+    if most is not None and wanted > most:
         raise Exhausted(
-            f"the tenant has {has} {what}, and may have {most} at once ({name}); try again later",
-            retry_after_s=_RETRY_AFTER_S if most else None,
+            f"this request counts as {wanted}, and the tenant may have {most} {what} at once ({name}): ask for less, or"
+            " for a higher limit"
+        )
+
+
+def _check(name: str, what: str, has: int, wanted: int, most: int | None) -> None:
+    if most is not None and has + wanted > most:
+        raise Exhausted(
+            f"the tenant has {has} {what}, and may have {most} at once ({name}); this one counts as {wanted}; try again"
+            " later",
+            retry_after_s=_RETRY_AFTER_S,
         )

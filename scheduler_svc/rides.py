@@ -39,6 +39,10 @@ class Rides:
         """Keep an id, and places, inside the `with` block, for `add`. Raises `AlreadyExists` or `Exhausted`."""
         if key in self._live:
             raise AlreadyExists("request_id: a live request of this tenant has this id; choose another")
+        if num_sequences > self._limit:
+            raise Exhausted(
+                f"this request counts as {num_sequences}, and the server serves {self._limit} at once: ask for less"
+            )
         if self._num_live + num_sequences > self._limit:
             raise Exhausted(
                 f"the server has {self._num_live} of at most {self._limit} requests, and this one counts as"

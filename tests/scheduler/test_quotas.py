@@ -39,7 +39,7 @@ def outcome(reason: FinishReason, num_output_tokens: int) -> Outcome:
 
 
 def accept(quotas: Quotas, tenant: str, num_prompt_tokens: int) -> Seat:
-    with quotas.seat(tenant) as seat:
+    with quotas.seats(tenant) as (seat,):
         seat.accept(num_prompt_tokens)
     return seat
 
@@ -54,7 +54,9 @@ def test_requests_at_once() -> None:
     quotas = Quotas(lambda tenant: Limits(max_requests=2), Clock())
     first, second = accept(quotas, "a", 5), accept(quotas, "a", 5)
     error = refused(quotas, "a", 5)
-    assert str(error) == "the tenant has 2 requests, and may have 2 at once (max_requests); try again later"
+    assert str(error) == (
+        "the tenant has 2 requests, and may have 2 at once (max_requests); this one counts as 1; try again later"
+    )
     assert error.retry_after_s == 1.0
     accept(quotas, "b", 5)
     first.add_output(1)
@@ -62,6 +64,20 @@ def test_requests_at_once() -> None:
     second.end()
     accept(quotas, "a", 5)
     refused(quotas, "a", 5)
+
+
+def test_a_request_that_counts_as_several_gets_all_of_its_seats_or_none() -> None:
+    quotas = Quotas(lambda tenant: Limits(max_requests=4, max_queued_requests=3), Clock())
+    with quotas.seats("a", 3) as seats:
+        assert len(seats) == quotas.account("a").requests == 3
+    with pytest.raises(Exhausted, match=r"has 3 requests, and may have 4 at once.*counts as 2; try") as caught:
+        quotas.seats("a", 2).__enter__()
+    assert caught.value.retry_after_s == 1.0
+    for count, words in ((4, "may have 3 queued requests"), (5, "may have 4 requests")):
+        with pytest.raises(Exhausted, match=f"this request counts as {count}, and the tenant {words}") as caught:
+            quotas.seats("a", count).__enter__()
+        assert caught.value.retry_after_s is None, "it never can"
+    assert quotas.account("a").requests == 3
 
 
 def test_queued_requests_and_their_tokens() -> None:
@@ -106,7 +122,7 @@ def test_tokens_of_a_minute_come_back_evenly() -> None:
 def test_a_request_that_is_not_taken_in_costs_nothing() -> None:
     quotas = Quotas(lambda tenant: Limits(max_requests=1, tokens_per_minute=60), Clock())
     for _ in range(3):
-        with contextlib.suppress(KeyError), quotas.seat("a") as seat:
+        with contextlib.suppress(KeyError), quotas.seats("a") as (seat,):
             seat.accept(60)
             raise KeyError
     assert quotas.account("a").bucket.used == 0.0
@@ -178,7 +194,7 @@ class Requests(RuleBasedStateMachine):
 
     @rule(tenant=st.sampled_from("ab"), num_prompt=st.integers(1, 9), known=st.booleans())
     def turn_back(self, tenant: str, num_prompt: int, known: bool) -> None:
-        with contextlib.suppress(KeyError), self.quotas.seat(tenant) as seat:
+        with contextlib.suppress(KeyError), self.quotas.seats(tenant) as (seat,):
             if known:
                 seat.accept(num_prompt)
             raise KeyError

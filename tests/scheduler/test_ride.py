@@ -147,6 +147,9 @@ async def test_a_sample_counts_as_a_request() -> None:
         pass
     with rides.reserve(("", "b"), 2), pytest.raises(AlreadyExists), rides.reserve(ride.key, 1):
         pass
+    with pytest.raises(Exhausted, match="counts as 6, and the server serves 5 at once") as caught:
+        rides.reserve(("", "b"), 6).__enter__()
+    assert caught.value.retry_after_s is None, "it never can"
     for sample in range(3):
         say(ride, sample, 0, b"", end(FinishReason.LENGTH))
     with rides.reserve(("", "c"), 5):

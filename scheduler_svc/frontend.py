@@ -160,7 +160,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """Take a request in, into the journal too; another reader may have come by then. Raises `Unencoded`."""
         key, wanted = (call.tenant, call.request_id), call.answers
         reserved = self._rides.reserve(key, wanted.num_sequences)
-        with reserved, self._quotas.seats(call.tenant, wanted.num_samples) as seats:
+        with reserved, self._quotas.seats(call.tenant, wanted.num_samples, wanted.num_sequences) as seats:
             model, deadline = self._model(), self._acceptance.deadline_of(call, arrival)
             left = None if deadline is None else deadline - self._clock()
             prompt = await self._encodings.run(key, prepare(call, model, self._encoder, self._forms), left)

@@ -38,9 +38,14 @@ class Request:
     is_ranked: bool = False
 
     @property
+    def num_sequences(self) -> int:
+        """How many it is: one, or one for each beam."""
+        return self.beams.width if self.beams else 1
+
+    @property
     def last_id(self) -> int:
         """The largest of its sequence ids."""
-        return self.sequence_id + (self.beams.width if self.beams else 1) - 1
+        return self.sequence_id + self.num_sequences - 1
 
 
 class FinishReason(enum.Enum):

@@ -44,6 +44,12 @@ def accept(quotas: Quotas, tenant: str, num_prompt_tokens: int) -> Seat:
     return seat
 
 
+def restored(quotas: Quotas, tenant: str, num_prompt_tokens: int, num_output_tokens: int) -> Seat:
+    (seat,) = quotas.restored_seats(tenant)
+    seat.restore(num_prompt_tokens, num_output_tokens)
+    return seat
+
+
 def refused(quotas: Quotas, tenant: str, num_prompt_tokens: int) -> Exhausted:
     with pytest.raises(Exhausted) as caught:
         accept(quotas, tenant, num_prompt_tokens)
@@ -68,16 +74,35 @@ def test_requests_at_once() -> None:
 
 def test_a_request_that_counts_as_several_gets_all_of_its_seats_or_none() -> None:
     quotas = Quotas(lambda tenant: Limits(max_requests=4, max_queued_requests=3), Clock())
-    with quotas.seats("a", 3) as seats:
+    with quotas.seats("a", 3, 3) as seats:
         assert len(seats) == quotas.account("a").requests == 3
     with pytest.raises(Exhausted, match=r"has 3 requests, and may have 4 at once.*counts as 2; try") as caught:
-        quotas.seats("a", 2).__enter__()
+        quotas.seats("a", 2, 2).__enter__()
     assert caught.value.retry_after_s == 1.0
     for count, words in ((4, "may have 3 queued requests"), (5, "may have 4 requests")):
         with pytest.raises(Exhausted, match=f"this request counts as {count}, and the tenant {words}") as caught:
-            quotas.seats("a", count).__enter__()
+            quotas.seats("a", count, count).__enter__()
         assert caught.value.retry_after_s is None, "it never can"
     assert quotas.account("a").requests == 3
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_search_counts_as_its_beams_until_the_last_answer_has_ended(is_restored: bool) -> None:
+    quotas = Quotas(lambda tenant: Limits(max_requests=4), Clock())
+    if is_restored:
+        seats = quotas.restored_seats("a", 2, 4)
+    else:
+        with quotas.seats("a", 2, 4) as seats:
+            pass
+    account = quotas.account("a")
+    assert (len(seats), account.requests, account.queued) == (2, 4, 4)
+    seats[0].add_output(3)
+    assert (account.requests, account.queued) == (4, 1)
+    for seat in seats:
+        seat.end(3)
+    assert (account.requests, account.queued) == (0, 0)
+    with pytest.raises(Exhausted, match="this request counts as 5, and the tenant may have 4 requests at once"):
+        quotas.seats("a", 1, 5).__enter__()
 
 
 def test_queued_requests_and_their_tokens() -> None:
@@ -155,7 +180,7 @@ def test_limits_are_those_of_the_moment() -> None:
 
 def test_what_a_process_before_has_accepted_counts() -> None:
     quotas = Quotas(lambda tenant: Limits(max_requests=2, max_queued_tokens=10, tokens_per_minute=60), Clock())
-    running, queued = quotas.restored_seat("a", 50, 20), quotas.restored_seat("a", 10, 0)
+    running, queued = restored(quotas, "a", 50, 20), restored(quotas, "a", 10, 0)
     account = quotas.account("a")
     assert (account.requests, account.queued, account.queued_tokens, account.bucket.used) == (2, 1, 10, 80.0)
     refused(quotas, "a", 1)
@@ -188,7 +213,7 @@ class Requests(RuleBasedStateMachine):
     def arrive(self, tenant: str, num_prompt: int, num_output: int, new: bool) -> None:
         num_output = 0 if new else num_output
         seat = accept(self.quotas, tenant, num_prompt) if new else None
-        seat = seat or self.quotas.restored_seat(tenant, num_prompt, num_output)
+        seat = seat or restored(self.quotas, tenant, num_prompt, num_output)
         self.live.append((tenant, num_prompt, [0] * num_output, Charged(Sink(), seat)))
         self.used[tenant] += num_prompt + num_output
 

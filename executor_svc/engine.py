@@ -155,8 +155,8 @@ class Engine:
                 return (), ()
             with self._metrics.forward_seconds.time():
                 logits = self._model.forward(build_batch(rows, self._pool.block_size, device), self._pool)
-            logits, of_known = split_logits(logits, rows)
-            return self._draw(logits, [row for row in rows if row.draws]), score_known(of_known, rows)
+            drawn_from, known = split_logits(logits, rows)
+            return self._draw(drawn_from, [row for row in rows if row.draws]), score_known(logits, known, rows)
 
     def _draw(self, logits: torch.Tensor, rows: list[Row]) -> tuple[SampledToken, ...]:
         if not rows:

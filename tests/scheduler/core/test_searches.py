@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler_svc.core.beams import BeamParams, EarlyStopping
-from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.request import FinishReason, NeverFits
 from scheduler_svc.policies import BUILT_IN
 from tests.fakes import INFO
 from tests.scheduler.core.driver import Driver, request, search
@@ -50,6 +50,18 @@ def test_a_small_pool_preempts_searches_as_a_whole(num_blocks: int, policy: str)
         driver.add(request(key + 5, prompt(6), max_tokens=12))
     driver.drain()
     assert {driver.outcomes[key].reason for key in driver.requests} == {FinishReason.LENGTH}
+
+
+def test_a_search_that_can_never_fit_says_what_would() -> None:
+    driver = Driver(replace(INFO, num_blocks=9, block_size=4))
+    words = (
+        "the prompt has 17 tokens, and each of 8 beams holds 16 here, the answer included: make beam_search.width"
+        " smaller, or shorten the prompt"
+    )
+    with pytest.raises(NeverFits, match=f"^{words}$"):
+        driver.scheduler.add(search(1, prompt(17), BeamParams(8, 1), max_tokens=1))
+    assert driver.add(search(1, prompt(17), BeamParams(5, 1), max_tokens=1))
+    driver.drain()
 
 
 def test_preemptions_of_searches_happen() -> None:

@@ -156,8 +156,8 @@ class Engine:
                 return (), ()
             with self._metrics.forward_seconds.time():
                 logits = self._model.forward(build_batch(rows, self._pool.block_size, device), self._pool)
-            logits, of_known = split_logits(logits, rows)
-            return self._draw(logits, [row for row in rows if row.draws]), score_known(of_known, rows)
+            drawn_from, known = split_logits(logits, rows)
+            return self._draw(drawn_from, [row for row in rows if row.draws]), score_known(logits, known, rows)
 
     def _draw(self, logits: torch.Tensor, rows: list[Row]) -> tuple[SampledToken, ...]:
         if not rows:
@@ -168,9 +168,20 @@ class Engine:
             adjust_logits(logits, adjustments)
         if (masks := build_masks(rows, logits.device)) is not None:
             allow_tokens(logits, *masks)
-        tokens = self._kernels.sample_tokens(logits, build_draws(rows, logits.device)).tolist()
+        drawn = self._kernels.sample_tokens(logits, build_draws(rows, logits.device))
+        if masks is not None:
+            _stop_where_none_is_left(logits, drawn, rows)
+        tokens = drawn.tolist()
         scores = score_drawn(asking, rows, tokens)
         return tuple(map(SampledToken, (row.sequence.sequence_id for row in rows), tokens, scores))
+
+
+def _stop_where_none_is_left(logits: torch.Tensor, drawn: torch.Tensor, rows: Sequence[Row]) -> None:
+    """A row that grammar and bans together leave no token has drawn an impossible one: its answer ends there."""
+    possible = (logits.gather(1, drawn.unsqueeze(1)).squeeze(1) > -torch.inf).tolist()
+    for row, is_possible in zip(rows, possible, strict=True):
+        if row.sequence.constraint is not None and not is_possible:
+            row.sequence.constraint.stop()
 
 
 def _advance(drawing: Sequence[HeldSequence], tokens: Sequence[int]) -> Iterator[FailedSequence]:

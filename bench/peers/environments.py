@@ -115,8 +115,17 @@ def _llama_source(folder: Path) -> Path:
     target = folder / "llama.cpp-source"
     if not target.exists():
         _say(f"fetching {LLAMA_CPP}, once")
-        download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation"]
-        subprocess.run([*download, "--no-binary", ":all:", "-d", str(folder), LLAMA_CPP], check=True)
+        download = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--no-binary",
+            LLAMA_CPP.partition("==")[0],
+        ]
+        subprocess.run([*download, "-d", str(folder), LLAMA_CPP], check=True)
         (archive,) = folder.glob("llama_cpp_python-*.tar.gz")
         with tarfile.open(archive) as packed:
             packed.extractall(target.with_suffix(".part"), filter="data")

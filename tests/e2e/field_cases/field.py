@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sqlite3
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -187,6 +188,13 @@ def is_serving(address: str) -> bool:
             return bool(check(HEALTH_REQUEST, timeout=5) == SERVING)
         except grpc.RpcError:
             return False
+
+
+def num_under_way(journal: Path) -> int:
+    """Sequences of which `journal` knows no end; that is written a moment after the client has heard of it."""
+    with contextlib.closing(sqlite3.connect(journal)) as database:
+        (count,) = database.execute("SELECT count(*) FROM requests WHERE ended IS NULL").fetchone()
+    return int(count)
 
 
 def computed_when_preempted(plans: Iterable[dict[str, Any]]) -> dict[int, list[int]]:

@@ -20,6 +20,7 @@ from citybus import Client, Completion
 from citybus.admin.v1 import admin_pb2, admin_pb2_grpc
 from citybus.executor.v1 import executor_pb2, executor_pb2_grpc
 from citybus.processes import child_command
+from tests.nursery import Forked, nursery_of
 
 ROOT = Path(__file__).resolve().parents[1]
 START_S = 60.0
@@ -27,35 +28,38 @@ IDLE_S = 10.0
 
 
 class Service:
-    """One service as a child process, on the ports it found free; `restart` takes the same ones again."""
+    """One service as a process, on the ports it found free; `restart` takes the same ones again.
+
+    The first process is forked. Each that follows is started from the command line, and so shares nothing with it.
+    """
 
     def __init__(self, module: str, log: Path, *flags: str) -> None:
         self.module = module
         self.log = log
         self.flags = flags
         self.facts: dict[str, Any] = {}
-        self.start("--listen", "127.0.0.1:0")
+        seen = len(self.events())
+        self.process: Forked | subprocess.Popen[bytes] = nursery_of(module).fork(
+            [*flags, "--listen", "127.0.0.1:0"], log
+        )
+        self._wait_serving(seen)
 
     @property
     def address(self) -> str:
         """Where it listens."""
         return str(self.facts["listen"])
 
-    def start(self, *ports: str) -> None:
-        """Start the process and wait until it says where it listens."""
-        seen = len(self.events())
-        self.process = self._launch(*ports)
-        self._wait_serving(seen)
-
     def restart(self) -> None:
         """Start again, after the process has ended, on the same ports."""
         self.process.wait(timeout=START_S)
-        self.start(*self._same_ports())
+        seen = len(self.events())
+        self.process = self._launch()
+        self._wait_serving(seen)
 
     def stand_by(self) -> subprocess.Popen[bytes]:
         """Start a second process for the same ports, and wait until it waits for the end of the first."""
         seen = len(self.events("standby"))
-        successor = self._launch(*self._same_ports())
+        successor = self._launch()
         wait_until(lambda: len(self.events("standby")) > seen, f"{self.module} stands by", START_S)
         return successor
 
@@ -94,11 +98,14 @@ class Service:
         entries = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [entry for entry in entries if name in (None, entry.get("event"))]
 
-    def _launch(self, *ports: str) -> subprocess.Popen[bytes]:
+    def _launch(self) -> subprocess.Popen[bytes]:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         with self.log.open("ab") as stderr:
             return subprocess.Popen(
-                child_command([self.module, *self.flags, *ports]), cwd=ROOT, stderr=stderr, env=environment
+                child_command([self.module, *self.flags, *self._same_ports()]),
+                cwd=ROOT,
+                stderr=stderr,
+                env=environment,
             )
 
     def _same_ports(self) -> list[str]:

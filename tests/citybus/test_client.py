@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -299,12 +300,15 @@ def test_server_that_stands_still_is_noticed_by_keepalive() -> None:
     root = Path(__file__).parents[2]
     with subprocess.Popen([sys.executable, "-c", SERVER], cwd=root, stdin=PIPE, stdout=PIPE, text=True) as process:
         assert process.stdout is not None
-        with Client(process.stdout.readline().strip(), keepalive=Keepalive(5.0, 0.5)) as client:
+        address, keepalive = process.stdout.readline().strip(), Keepalive(5.0, 0.5)
+        with Client(address, keepalive=keepalive, reconnect=None) as client:
             stream = client.generate("forever")
             received = [next(stream) for _ in ANSWER]
             process.send_signal(signal.SIGSTOP)
+            stopped = time.monotonic()
             with pytest.raises(Unavailable):
                 next(stream)
+            assert time.monotonic() - stopped < 30, "gRPC itself would take a minute"
         process.kill()
     assert len(received) == len(ANSWER)
 

@@ -94,13 +94,26 @@ def first_scored(request: Request) -> int:
     return 1 if request.sampling.num_prompt_logprobs is not None else len(request.prompt)
 
 
-@pytest.mark.parametrize("window", [1, 2])
+@dataclass(frozen=True)
+class Load:
+    """Requests, and REF of each, for steps of which so many are in flight."""
+
+    window: int
+    requests: list[Request]
+    references: dict[int, list[int]]
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def random_load(request: pytest.FixtureRequest, engine: Engine) -> Load:
+    requests = load(random.Random(request.param))
+    found = {r.sequence_id: reference(engine, r.prompt, r.max_tokens or 1, r.sampling) for r in requests}
+    return Load(request.param, requests, found)
+
+
 @pytest.mark.parametrize("policy", sorted(BUILT_IN))
-def test_random_load_on_the_real_engine_gives_ref(engine: Engine, policy: str, window: int) -> None:
-    requests = load(random.Random(window))
-    expected = {r.sequence_id: reference(engine, r.prompt, r.max_tokens or 1, r.sampling) for r in requests}
-    ran = drive(engine, engine.describe(), policy, requests, window)
-    assert ran.tokens == expected
+def test_random_load_on_the_real_engine_gives_ref(engine: Engine, policy: str, random_load: Load) -> None:
+    ran = drive(engine, engine.describe(), policy, random_load.requests, random_load.window)
+    assert ran.tokens == random_load.references
     assert set(ran.reasons.values()) == {FinishReason.LENGTH}
     assert min(ran.seen["copied"], ran.seen["sealed"]) > 0, ran.seen
     assert (ran.seen["preempted"] == 0) == (policy in ("contiguous", "static_batch")), (

@@ -34,6 +34,7 @@ from tests.e2e.field_cases.field import (
     Field,
     InProcess,
     SchedulerBus,
+    num_under_way,
     running_executor,
     scheduler_field,
 )
@@ -316,9 +317,7 @@ def test_executor_says_itself_that_nothing_is_computed_again(field_: Field, exec
         return executor.metric("executor_computed_tokens_total", kind=kind)
 
     def all_ride() -> bool:
-        with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as database:
-            (live,) = database.execute("SELECT count(*) FROM requests WHERE ended IS NULL").fetchone()
-        return bool(live == len(PROMPTS) and len(field_.bus.resident()) == 6)
+        return num_under_way(tmp_path / "journal.db") == len(PROMPTS) and len(field_.bus.resident()) == 6
 
     def kill_in_the_middle() -> None:
         wait_until(all_ride, "six sit and two wait", 30)
@@ -347,9 +346,10 @@ def test_executor_says_itself_that_nothing_is_computed_again(field_: Field, exec
     assert field_.metric("handover_recomputed_tokens") == 0
 
 
-def test_prefix_hits_survive(field_: Field, executor: Service) -> None:
+def test_prefix_hits_survive(field_: Field, executor: Service, tmp_path: Path) -> None:
     prompt = [9, *range(100)]
     field_.ask(prompt, 5)
+    wait_until(lambda: num_under_way(tmp_path / "journal.db") == 0, "the journal knows that it has ended", 10)
     kill(field_.bus)  # type: ignore[arg-type]
     field_.client.wait_ready(START_S)
     events = subprocess.Popen(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -17,9 +18,10 @@ from citybus.messages import completion_of, delta_of, finish_of
 from citybus.v1 import generation_pb2 as pb
 from citybus.v1 import generation_pb2_grpc
 from tests.checkpoints import write_tiny
-from tests.e2e.field_cases.field import Field, running_executor, scheduler_field, together
+from tests.e2e.field_cases.field import Field, num_under_way, running_executor, scheduler_field, together
 from tests.e2e.field_cases.parameters import PARAMETERS, told
 from tests.e2e.losses import LOSSES
+from tests.harness import wait_until
 
 LENGTH = 300
 PROMPTS = [[seat, *range(40, 40 + 9 * seat)] for seat in range(6)]
@@ -27,14 +29,19 @@ TOLD = list(PARAMETERS).index("logprobs")
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("journal") / "journal.db"
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory, journal: Path) -> Iterator[Field]:
     folder = tmp_path_factory.mktemp("parameters")
     model = write_tiny(folder / "tiny", max_model_len=512)
     flags = ("--num-blocks", 256, "--max-sequences", 6, "--max-step-tokens", 48)
-    journal = ("--journal", folder / "journal.db", "--drain-grace", 0, "--executor-timeout", 60)
+    schedulers = ("--journal", journal, "--drain-grace", 0, "--executor-timeout", 60)
     with (
         running_executor(model, folder / "executor.log", *flags) as executor,
-        scheduler_field(model, folder / "bus", executor, *journal) as field,
+        scheduler_field(model, folder / "bus", executor, *schedulers) as field,
     ):
         yield field
 
@@ -79,13 +86,13 @@ def test_what_is_said_and_told_is_the_same(
 
 
 def test_an_answer_that_ended_before_this_scheduler_began_has_no_log_probabilities(
-    session: Field, references: list[tuple[object, ...]]
+    session: Field, journal: Path, references: list[tuple[object, ...]]
 ) -> None:
     options = PARAMETERS["logprobs"] | {"cache_salt": uuid.uuid4().hex}
     ride = session.start(PROMPTS[TOLD], LENGTH, **options)
     answer = ride.read()
     assert told(answer) == references[TOLD]
-    session.bus.wait_idle()
+    wait_until(lambda: num_under_way(journal) == 0, "the journal knows that it has ended", 10)
     session.bus.scheduler.kill()
     session.bus.scheduler.restart()
     session.client.wait_ready()

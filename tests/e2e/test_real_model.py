@@ -22,6 +22,8 @@ from tests.e2e.plan_log import rows
 from tests.harness import ROOT, Bus, running_bus
 
 MAX_TOKENS = 12
+EVERY = 5
+"""One prompt of so many is asked alone too, some of each length; transformers is given every one alone."""
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +73,7 @@ async def test_64_prompts_at_once_are_answered_as_each_alone_and_as_by_transform
     with running_bus(default_model, tmp_path, executor=flags) as bus:
         together = await answers_together(bus.address, BUILT_IN, MAX_TOKENS)
         assert max(map(rows, bus.plans())) == len(BUILT_IN) == 64, "they were to run in one batch"
-        assert await answers_alone(bus.address, BUILT_IN, MAX_TOKENS) == together
+        assert await answers_alone(bus.address, BUILT_IN[::EVERY], MAX_TOKENS) == together[::EVERY]
         bus.wait_idle()
         _check_forms(bus)
     assert len(set(together)) > 48, "the prompts are to have different answers"

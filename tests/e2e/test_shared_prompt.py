@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -23,13 +24,16 @@ SHARED_BLOCKS = len(COMMON) // BLOCK
 """Full blocks that all prompts begin with; then they part, two tokens into the next block."""
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("long") / "tiny", max_model_len=2048)
+
+
 @pytest.fixture(scope="module", params=[512, 2048], ids=lambda tokens: f"{tokens} tokens a step")
-def long_bus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bus]:
+def long_bus(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bus]:
     """With 2,048 tokens a step, all users can board in one and the same step."""
-    folder = tmp_path_factory.mktemp("long")
-    model = write_tiny(folder / "tiny", max_model_len=2048)
     flags = ("--num-blocks", "1000", "--max-step-tokens", str(request.param))
-    with running_bus(model, folder / "bus", executor=flags) as bus:
+    with running_bus(model, tmp_path_factory.mktemp("bus"), executor=flags) as bus:
         yield bus
 
 
@@ -45,9 +49,10 @@ def question(user: int, salt: str) -> RequestOptions:
 
 
 @pytest.fixture(scope="module")
-def alone(long_bus: Bus) -> list[tuple[int, ...]]:
+def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, ...]]:
     """REF: what each user is told alone, on a cold cache."""
-    with Client(long_bus.address) as client:
+    folder = tmp_path_factory.mktemp("alone")
+    with running_bus(model, folder, executor=("--num-blocks", "1000")) as bus, Client(bus.address) as client:
         return [client.complete(**question(user, f"alone {user}")).token_ids for user in range(USERS)]
 
 

@@ -15,7 +15,7 @@ from citybus.v1 import generation_pb2_grpc
 from tests.harness import Bus, running_bus, wait_until
 
 SLOW = 4
-LENGTH = 4000
+LENGTH = 2000
 SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
 
 

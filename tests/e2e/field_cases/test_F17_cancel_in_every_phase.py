@@ -22,7 +22,8 @@ from tests.harness import wait_until
 
 VICTIM = [(13 * position) % 250 for position in range(160)]
 NEIGHBOURS = [[200 + seat, 1, 2, 3] for seat in range(4)]
-REPEATS = 200
+REPEATS = 128
+"""Four of each way and place."""
 OUTPUT = 12
 ENDED = "e2e_request_latency_seconds_count"
 """Accepted requests that have ended, each counted once."""
@@ -81,7 +82,7 @@ def cancel_somewhere(field: Field, turn: int, salt: str, longest: float) -> None
         stream.cancel()
 
 
-def test_F17_two_hundred_cancels_among_four_neighbours(tight_field: Field) -> None:
+def test_F17_many_cancels_among_four_neighbours(tight_field: Field) -> None:
     reference, neighbours = tight_field.reference(VICTIM, OUTPUT), Neighbours(tight_field)
     since, before = len(tight_field.bus.plans()), tight_field.bus.status().totals
     told, ended = tight_field.metric("request_success_total"), tight_field.metric(ENDED)

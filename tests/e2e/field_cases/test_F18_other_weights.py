@@ -6,6 +6,7 @@ are real engines behind real servers in the process of the test.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -41,7 +42,7 @@ def serving(model: Path, link: Link, field: Field | None) -> Iterator[None]:
 
 def ask(field: Field, cold: dict[Path, tuple[int, ...]], model: Path) -> None:
     """As on a cold cache, then as REF from the cache of these weights."""
-    cold.setdefault(model, field.reference(PROMPT, 12, model="tiny"))
+    cold.setdefault(model, field.reference(PROMPT, 12, model="tiny", cache_salt=uuid.uuid4().hex))
     for cached in (0, len(PROMPT) - 1):
         answer = field.ask(PROMPT, 12, cache_salt=SALT, model="tiny")
         assert answer.token_ids == cold[model]

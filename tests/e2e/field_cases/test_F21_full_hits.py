@@ -67,12 +67,12 @@ class Prompt:
 
 
 def lengths_for(block_size: int) -> list[int]:
-    """All up to three blocks and one token; of long blocks, those around the boundaries."""
+    """Up to three blocks and one token, those around the boundaries; all, where every length is one."""
     lengths = range(1, max(3 * block_size, 8) + 2)
-    return [length for length in lengths if block_size <= 16 or (length + 2) % block_size <= 4]
+    return [length for length in lengths if (length + 2) % block_size <= 4]
 
 
-def test_F21_every_length_up_to_three_blocks_and_a_token(sized_field: tuple[Field, int]) -> None:
+def test_F21_lengths_around_the_boundaries_of_three_blocks(sized_field: tuple[Field, int]) -> None:
     field, block_size = sized_field
     lengths = lengths_for(block_size)
     for start in range(0, len(lengths), AT_ONCE):

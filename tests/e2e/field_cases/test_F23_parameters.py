@@ -22,6 +22,8 @@ def test_F23_six_of_a_kind_each_are_preempted_and_say_the_same(tight_field: Fiel
     references = [told(tight_field.ask(prompt, LENGTH, cache_salt=uuid.uuid4().hex, **each)) for prompt, each in asked]
     preempted: set[int] = set()
     for turn in range(6):  # the youngest are victims, so another one every time; two of the six end early
+        if len(preempted) >= 4:
+            break
         order = asked[turn:] + asked[:turn]
         expected = references[turn:] + references[:turn]
         since = len(tight_field.bus.plans())

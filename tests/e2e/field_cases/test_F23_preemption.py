@@ -57,7 +57,7 @@ def test_F23_at_every_place_in_a_block(tight_field: Field) -> None:
     elders = [[seat, *range(30, 40)] for seat in range(10, 15)]
     references = {tuple(prompt): tight_field.reference(prompt, 100) for prompt in elders}
     caught: set[int] = set()
-    for length in (8 + turn % 9 for turn in range(72)):
+    for length in (10 + 2 * turn % 9 for turn in range(72)):
         victim = tuple(range(20, 20 + length))
         if victim not in references:
             references[victim] = tight_field.reference(victim, 100)

@@ -25,7 +25,7 @@ def split_logits(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tenso
     """The logits that tokens are drawn from, and those that score known tokens; each in the order of the rows."""
     if not any(row.scored for row in rows):
         return logits, logits[:0]
-    is_drawn = [drawn for row in rows for drawn in (*[False] * len(row.scored), *[True] * row.draws)]
+    is_drawn = [drawn for row in rows for drawn in (*[False] * len(row.scored), *[True] * len(row.drawn_indexes))]
     mask = torch.tensor(is_drawn, device=logits.device)
     return logits[mask], logits[~mask]
 

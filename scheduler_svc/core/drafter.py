@@ -8,15 +8,58 @@ else.
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, field
+from itertools import takewhile
 
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.plan_draft import PlanDraft
-from scheduler_svc.core.sequence import Sequence
 
-LONGEST = 3
-"""Tokens that have to be the same, at best; where they are new, fewer."""
+SIZES = (3, 2)
+"""Tokens that have to be the same: these many, or else these. What follows a single one is a poor guess."""
 
 _ID = array("I").itemsize
+
+
+@dataclass(slots=True)
+class _Text:
+    """A sequence as it was guessed for last.
+
+    `ids` are the bytes of its tokens, which are searched many times faster than a list; `limit` is the most that are
+    worth guessing, as the guesses before tell.
+    """
+
+    limit: int
+    ids: bytearray = field(default_factory=bytearray)
+    guess: tuple[int, ...] = ()
+
+    def follow(self, tokens: list[int]) -> None:
+        """Take in what has been drawn since: a guess that was wrong makes the next one shorter, a right one longer."""
+        news = tokens[len(self.ids) // _ID :]
+        self.ids += array("I", news).tobytes()
+        if self.guess:
+            right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.guess, news, strict=False)))
+            self.limit = max(2 * right, self.limit if right == len(self.guess) else 1)
+            self.guess = ()
+
+    def continued(self, tokens: list[int], count: int) -> tuple[int, ...]:
+        """The next `count` of `tokens`, if they go on as before; none where their end is new.
+
+        What followed may reach into what is guessed here: a text that repeats itself goes on repeating itself.
+        """
+        for size in SIZES:
+            if (distance := self._distance(size)) is not None:
+                recent = tokens[-distance:]
+                return tuple(recent[index % distance] for index in range(count))
+        return ()
+
+    def _distance(self, size: int) -> int | None:
+        """How many tokens before its end the last `size` tokens stood the last time; None: never."""
+        sought, end = self.ids[-size * _ID :], len(self.ids) - _ID
+        while (found := self.ids.rfind(sought, 0, end)) >= 0:
+            if found % _ID == 0:
+                return (len(self.ids) - found) // _ID - size
+            end = found + len(sought) - 1  # between two tokens: the bytes agree, the tokens do not
+        return None
 
 
 class Drafter:
@@ -28,7 +71,7 @@ class Drafter:
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        self._texts: dict[int, bytearray] = {}
+        self._texts: dict[int, _Text] = {}
 
     def add_to(self, draft: PlanDraft, blocks: BlockManager) -> None:
         """Guess for everybody who draws and can be guessed for."""
@@ -38,32 +81,10 @@ class Drafter:
         for sequence in draft.known_drawing:
             if sequence.search is not None or not sequence.request.sampling.is_plain:
                 continue
-            self._texts[sequence.sequence_id] = text = texts.pop(sequence.sequence_id, bytearray())
-            text += array("I", sequence.tokens[len(text) // _ID :]).tobytes()
+            self._texts[sequence.sequence_id] = text = texts.get(sequence.sequence_id) or _Text(self._max_tokens)
+            text.follow(sequence.tokens)
             left = sequence.max_output - sequence.num_output_tokens - 1  # the step draws one token in any case
-            most = min(self._max_tokens, left, blocks.room(sequence), draft.tokens)
-            if most > 0 and (guess := _continued(sequence, text, most)):
-                draft.guess(sequence, guess)
-
-
-def _continued(sequence: Sequence, text: bytearray, count: int) -> tuple[int, ...]:
-    """The next `count` tokens, if the sequence goes on as before; none where its last token is new.
-
-    What followed may reach into what is guessed here: a text that repeats itself goes on repeating itself.
-    """
-    known = sequence.tokens
-    for size in range(min(LONGEST, len(known) - 1), 0, -1):
-        if (distance := _distance(text, size)) is not None:
-            recent = known[-distance:]
-            return tuple(recent[index % distance] for index in range(count))
-    return ()
-
-
-def _distance(text: bytearray, size: int) -> int | None:
-    """How many tokens before its end the last `size` tokens stood the last time; None: never."""
-    sought, end = text[-size * _ID :], len(text) - _ID
-    while (found := text.rfind(sought, 0, end)) >= 0:
-        if found % _ID == 0:
-            return (len(text) - found) // _ID - size
-        end = found + len(sought) - 1  # between two tokens: the bytes agree, the tokens do not
-    return None
+            most = min(self._max_tokens, text.limit, left, blocks.room(sequence), draft.tokens)
+            text.guess = text.continued(sequence.tokens, most) if most > 0 else ()
+            if text.guess:
+                draft.guess(sequence, text.guess)

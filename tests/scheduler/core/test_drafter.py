@@ -45,17 +45,18 @@ def first_draft(asked: Request, count: int = 4) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("prompt", "guess"),
     [
-        ((1, 50, 2, 3, 4, 5), (2, 3, 4, 5)),
+        ((1, 50, 2, 3, 4, 5, 1), (2, 3, 4, 5)),
         ((7, 8, 50, 1, 2, 3, 4, 9, 8, 50, 5, 6, 7, 9, 7, 8), (1, 2, 3, 4)),  # the longest match, not the latest
         ((7, 8, 50, 1, 2, 7, 8, 50, 3, 4, 7, 8), (3, 4, 7, 8)),  # of equally long ones the latest
-        ((8, 50, 1, 9, 50, 2, 8), (1, 9, 50, 2)),
-        ((50,), (50, 50, 50, 50)),
-        ((4, 50, 5), (5, 50, 5, 50)),  # goes on into what is guessed
-        ((1, 2, 3), ()),
+        ((8, 50, 1, 9, 8, 50, 2, 3, 4, 8), (2, 3, 4, 8)),
+        ((50, 50), (50, 50, 50, 50)),
+        ((4, 50, 5, 4), (5, 4, 50, 5)),  # goes on into what is guessed
+        ((50, 1, 2, 3), ()),  # a single token
+        ((2, 3), ()),
         ((1,), ()),
-        ((50 << 8, 50 << 16, 50 << 24, 1, 2), ()),  # the same bytes between two tokens
-        ((50 << 24, 0, 9), ()),
-        ((50, 7, 50 << 8, 0, 9), (7, 50 << 8, 0, 9)),
+        ((50 << 24, 0, 0, 9, 50 << 24), ()),
+        ((7 << 8, 50 << 8, 0, 9, 7), ()),  # the same bytes, between two tokens
+        ((7, 50, 8, 7 << 8, 50 << 8, 0, 9, 7), (8, 7 << 8, 50 << 8, 0)),
     ],
 )
 def test_what_is_guessed_follows_the_latest_longest_repeat(prompt: tuple[int, ...], guess: tuple[int, ...]) -> None:
@@ -86,16 +87,28 @@ def test_a_draft_has_the_room_of_the_block_and_of_the_answer(
     assert first_draft(request(1, [50] * length, max_tokens=max_tokens), count) == (50,) * size
 
 
+def test_guesses_are_fewer_after_wrong_ones_and_more_after_right_ones() -> None:
+    """Twenty times the same, then something else for once, then the same again."""
+
+    def script(tokens: Sequence[int], index: int) -> int:
+        return 60 if index == 20 else 50
+
+    driver = Driver(replace(INFO, block_size=256), script=script, speculative_tokens=8)
+    driver.add(request(1, [50] * 4, max_tokens=50))
+    sizes = [plan.num_draft_tokens for plan in drained(driver)]
+    assert sizes == [0, 8, 8, 8, 0, 0, 2, 1, 1, 2, 4, 8, 5, 0]
+
+
 def test_a_draft_has_what_the_step_has_left() -> None:
     """Eleven tokens a step: three are decoded, five begin a prompt, three are left for the first to guess."""
     driver = Driver(replace(INFO, max_step_tokens=11), script=counting, speculative_tokens=9)
     for key in range(3):
-        driver.add(request(key, [50, key, 50], max_tokens=9))
+        driver.add(request(key, [50, 50, key, 50], max_tokens=9))
     driver.step()
     driver.add(request(3, [9] * 5, max_tokens=1))
     plan = driver.schedule()
     assert plan is not None
-    assert plan.drafts == (Draft(0, (50, 50, 50)),)
+    assert plan.drafts == (Draft(0, (0, 50, 50)),)
     assert plan.num_tokens == 11
     driver.drain()
 
@@ -157,15 +170,15 @@ def test_wrong_guesses_cost_no_step_and_no_block() -> None:
     """As many steps as without, and blocks as they are needed."""
 
     def contrary(tokens: Sequence[int], index: int) -> int:
-        return tokens.count(7) + 8 if tokens[-1] == 7 else 7  # 7 stands everywhere, followed by something new
+        return (7, 8, 10 + index)[index % 3]  # 7 and 8 stand together everywhere, followed by something new
 
     driver = Driver(SMALL, script=contrary, speculative_tokens=3)
-    driver.add(request(1, [1, 7], max_tokens=12))
+    driver.add(request(1, [7, 8], max_tokens=24))
     made = drained(driver)
-    assert driver.scheduler.totals.draft_tokens == 4
+    assert driver.scheduler.totals.draft_tokens == 5
     assert driver.scheduler.totals.accepted_draft_tokens == 0
     rows = [row for plan in made for row in plan.scheduled]
-    assert [len(row.new_block_ids) for row in rows] == [0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1]
+    assert [len(row.new_block_ids) for row in rows] == [int(position % 4 == 0) for position in range(2, 25)]
 
 
 @pytest.mark.parametrize("stop", PERIOD)
@@ -196,12 +209,16 @@ def test_a_stop_text_keeps_what_comes_before_it(keep: int) -> None:
 
 def test_what_is_cached_are_tokens_that_were_drawn() -> None:
     """After an answer with right and wrong guesses, its whole text is a prefix hit, and goes on as without one."""
-    driver = Driver(SMALL, speculative_tokens=3)
-    driver.add(request(1, [5, 6, 5, 6], max_tokens=20))
+
+    def script(tokens: Sequence[int], index: int) -> int:
+        return 60 + index if len(tokens) % 7 == 0 else repeating(tokens, index)
+
+    driver = Driver(SMALL, script=script, speculative_tokens=3)
+    driver.add(request(1, PERIOD * 2, max_tokens=17))
     driver.drain()
     totals = driver.scheduler.totals
-    assert totals.accepted_draft_tokens < totals.draft_tokens
-    again = [5, 6, 5, 6, *driver.tokens[1]]
+    assert 0 < totals.accepted_draft_tokens < totals.draft_tokens
+    again = [*PERIOD, *PERIOD, *driver.tokens[1]]
     driver.add(request(2, again, max_tokens=3))
     driver.drain()
     assert driver.outcomes[2].num_cached_tokens == len(again) - 1

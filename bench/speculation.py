@@ -1,10 +1,10 @@
-"""What does speculation gain? Texts that repeat themselves, and others, in turn without and with it.
+"""What does speculation gain? Texts that repeat themselves, and others, in turns of seconds without and with it.
 
     python -m bench.speculation --model FOLDER
 
-Every round has a scheduler of its own; the executor stays. Answers are greedy and all of the same length, and the bench
-ends with an error where one differs. Prints output tokens/s of one request at a time and of several at once, and how
-many of the guesses were right.
+Two whole servers, one of which guesses; the other one is idle meanwhile. Answers are greedy and all of the same length,
+and the bench ends with an error where the two servers tell different ones. Prints output tokens/s of one request at a
+time and of eight at once, the ratio with / without of every turn, and how many of the guesses were right.
 """
 
 from __future__ import annotations
@@ -16,97 +16,125 @@ import secrets
 import statistics
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.processes import START_S, free_address, running
+from bench.processes import ROOT, START_S, free_address, running
 from bench.prompts import BUILT_IN
 from citybus import AsyncClient
 from common import log
 
-REPEATING = tuple(2 * ("\n".join(BUILT_IN[index : index + 7]) + "\n\n") for index in range(0, 56, 7))
-"""Texts that stand there twice, and that a model goes on to write a third time."""
-OTHER = BUILT_IN[3::8]
+PARAGRAPHS = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").split("\n\n")
+KINDS = {
+    "repeating": tuple(2 * f"{text}\n\n" for text in PARAGRAPHS if 400 < len(text) < 1000 and "|" not in text)[:8],
+    "other": BUILT_IN[3::8],
+}
+"""Texts that stand there twice, and that a model goes on to write a third time; and prompts to answer."""
 
-Figures = dict[str, float]
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A scheduler and its executor."""
 
-async def speed(
-    client: AsyncClient, prompts: Sequence[str], max_tokens: int, told: dict[str, tuple[int, ...]]
-) -> float:
-    """Output tokens a second of `prompts` at once. Raises AssertionError where an answer is another than before."""
-    salt, started = secrets.token_hex(8), time.perf_counter()
-    answers = await asyncio.gather(
-        *(
-            client.complete(
-                prompt,
-                temperature=0.0,
-                max_tokens=max_tokens,
-                ignore_eos=True,
-                cache_salt=salt,
+    client: AsyncClient
+    metrics: str
+
+    async def answers(self, prompts: Sequence[str], max_tokens: int) -> tuple[float, list[tuple[int, ...]]]:
+        """Output tokens a second of `prompts` at once, on a cold cache, and the tokens of each."""
+        salt, started = secrets.token_hex(8), time.perf_counter()
+        completions = await asyncio.gather(
+            *(
+                self.client.complete(prompt, temperature=0.0, max_tokens=max_tokens, ignore_eos=True, cache_salt=salt)
+                for prompt in prompts
             )
-            for prompt in prompts
         )
-    )
-    wall_s = time.perf_counter() - started
-    for prompt, answer in zip(prompts, answers, strict=True):
-        assert told.setdefault(prompt, answer.token_ids) == answer.token_ids, "an answer has changed"
-    return len(prompts) * max_tokens / wall_s
+        wall_s = time.perf_counter() - started
+        return len(prompts) * max_tokens / wall_s, [completion.token_ids for completion in completions]
+
+    def guessed(self) -> tuple[float, float]:
+        """Tokens guessed so far, and those of them that were right."""
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as response:
+            families = list(text_string_to_metric_families(response.read().decode()))
+        samples = {sample.name: sample.value for family in families for sample in family.samples}
+        prefix = "citybus:spec_decode_num"
+        return samples[f"{prefix}_draft_tokens_total"], samples[f"{prefix}_accepted_tokens_total"]
 
 
-async def play(options: argparse.Namespace, executor: str, guesses: int, told: dict[str, tuple[int, ...]]) -> Figures:
-    """A scheduler's life: one answer to warm up, then each kind of prompt one by one, and all at once."""
-    listen, metrics = free_address(), free_address()
-    flags = ("--executor", executor, "--listen", listen, "--admin-listen", "127.0.0.1:0", "--log-level", "warning")
-    command = ("scheduler_svc", "--model", str(options.model), "--metrics-listen", metrics, *flags)
-    found: Figures = {}
-    async with running(*command, "--speculative-tokens", str(guesses)), AsyncClient(listen) as client:
+@asynccontextmanager
+async def served(model: Path, speculative_tokens: int) -> AsyncIterator[Server]:
+    """A server that guesses so many tokens."""
+    executor, listen, metrics = free_address(), free_address(), free_address()
+    common = ("--model", str(model), "--log-level", "warning")
+    flags = ("--executor", executor, "--listen", listen, "--admin-listen", "127.0.0.1:0", "--metrics-listen", metrics)
+    guess = ("--speculative-tokens", str(speculative_tokens))
+    async with (
+        running("executor_svc", *common, "--listen", executor),
+        running("scheduler_svc", *common, *flags, *guess),
+        AsyncClient(listen) as client,
+    ):
         await client.wait_ready(START_S)
-        await speed(client, REPEATING[:1], options.max_tokens, told)
-        for kind, prompts in {"repeating": REPEATING, "other": OTHER}.items():
-            before = await asyncio.to_thread(counted, metrics)
-            alone = [await speed(client, [prompt], options.max_tokens, told) for prompt in prompts[: options.alone]]
-            found[f"{kind}, alone"] = statistics.median(alone)
-            found[f"{kind}, {len(prompts)} at once"] = await speed(client, prompts, options.max_tokens, told)
-            drafted, accepted = (
-                after - first for after, first in zip(await asyncio.to_thread(counted, metrics), before, strict=True)
-            )
-            if drafted:
-                found[f"{kind}, guesses a token"] = drafted / ((options.alone + len(prompts)) * options.max_tokens)
-                found[f"{kind}, share of them right"] = accepted / drafted
-    return found
+        yield Server(client, metrics)
 
 
-def counted(metrics: str) -> tuple[float, float]:
-    """Tokens guessed so far, and those of them that were right."""
-    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=10) as response:
-        families = list(text_string_to_metric_families(response.read().decode()))
-    samples = {sample.name: sample.value for family in families for sample in family.samples}
-    prefix = "citybus:spec_decode_num"
-    return samples[f"{prefix}_draft_tokens_total"], samples[f"{prefix}_accepted_tokens_total"]
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Output tokens a second of the server that does not guess, and of the one that does."""
+
+    without: float
+    with_it: float
+
+
+async def turn(plain: Server, guessing: Server, prompts: Sequence[str], max_tokens: int) -> Turn:
+    """One after the other. Raises AssertionError where their answers differ."""
+    without, expected = await plain.answers(prompts, max_tokens)
+    with_it, answers = await guessing.answers(prompts, max_tokens)
+    assert answers == expected, "speculation has changed an answer"
+    return Turn(without, with_it)
+
+
+async def compare(
+    options: argparse.Namespace, plain: Server, guessing: Server, prompts: Sequence[str]
+) -> dict[str, object]:
+    """The report on prompts of a kind."""
+    alone, at_once = [], []
+    drafted, accepted = await asyncio.to_thread(guessing.guessed)
+    for _ in range(options.rounds):
+        for prompt in prompts[: options.alone]:
+            alone.append(await turn(plain, guessing, [prompt], options.max_tokens))
+        at_once.append(await turn(plain, guessing, prompts, options.max_tokens))
+    after = await asyncio.to_thread(guessing.guessed)
+    num_tokens = options.rounds * (options.alone + len(prompts)) * options.max_tokens
+    return {
+        "one at a time": _figures(alone),
+        f"{len(prompts)} at once": _figures(at_once),
+        "guesses a token": round((after[0] - drafted) / num_tokens, 2),
+        "share of them right": round((after[1] - accepted) / max(1.0, after[0] - drafted), 2),
+    }
+
+
+def _figures(turns: Sequence[Turn]) -> dict[str, object]:
+    ratios = sorted(each.with_it / each.without for each in turns)
+    return {
+        "tokens/s without, median": round(statistics.median(each.without for each in turns), 1),
+        "tokens/s with, median": round(statistics.median(each.with_it for each in turns), 1),
+        "with / without: least, median, most": [
+            round(ratio, 2) for ratio in (ratios[0], statistics.median(ratios), ratios[-1])
+        ],
+    }
 
 
 async def run(options: argparse.Namespace) -> dict[str, dict[str, object]]:
-    """The report: for every figure the rounds without, with, and the ratio of the medians."""
-    rounds: dict[int, list[Figures]] = {0: [], options.speculative_tokens: []}
-    told: dict[str, tuple[int, ...]] = {}
-    listen = free_address()
-    async with running("executor_svc", "--model", str(options.model), "--listen", listen, "--log-level", "warning"):
-        for number in range(options.rounds):
-            for guesses in sorted(rounds, reverse=number % 2 == 1):  # a drift hits both alike
-                rounds[guesses].append(await play(options, listen, guesses, told))
-    without, with_it = rounds[0], rounds[options.speculative_tokens]
-    report: dict[str, dict[str, object]] = {}
-    for name in with_it[0]:
-        of = {"with": [each[name] for each in with_it]} | (
-            {"without": [each[name] for each in without]} if name in without[0] else {}
-        )
-        report[name] = {kind: [round(value, 2) for value in values] for kind, values in of.items()}
-        if "without" in of:
-            report[name]["ratio"] = round(statistics.median(of["with"]) / statistics.median(of["without"]), 2)
-    return report
+    """The report."""
+    async with AsyncExitStack() as stack:
+        plain, guessing = [
+            await stack.enter_async_context(served(options.model, count)) for count in (0, options.speculative_tokens)
+        ]
+        await turn(plain, guessing, BUILT_IN[:1], options.max_tokens)  # the first pass through a model is slower
+        return {kind: await compare(options, plain, guessing, prompts) for kind, prompts in KINDS.items()}
 
 
 def main() -> int:
@@ -114,9 +142,9 @@ def main() -> int:
     parser.add_argument(
         "--model", type=Path, required=True, help="model folder; `citybus model path default` names one"
     )
-    parser.add_argument("--speculative-tokens", type=int, default=4, help="as the scheduler's (default %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=128, help="tokens of an answer (default %(default)s)")
-    parser.add_argument("--alone", type=int, default=4, help="requests one by one (default %(default)s)")
+    parser.add_argument("--speculative-tokens", type=int, default=8, help="as the scheduler's (default %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=96, help="tokens of an answer (default %(default)s)")
+    parser.add_argument("--alone", type=int, default=3, help="requests one by one (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each kind (default %(default)s)")
     options = parser.parse_args()
     log.configure("bench", "warning")

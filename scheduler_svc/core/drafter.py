@@ -14,8 +14,10 @@ from itertools import takewhile
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.plan_draft import PlanDraft
 
-SIZES = (3, 2)
-"""Tokens that have to be the same: these many, or else these. What follows a single one is a poor guess."""
+SIZES = (8, 4, 2)
+"""Tokens that have to be the same: so many, or else so many. The more they are, the better the guess; what follows a
+single one is a poor one.
+"""
 
 _ID = array("I").itemsize
 

@@ -46,8 +46,9 @@ def first_draft(asked: Request, count: int = 4) -> tuple[int, ...]:
     ("prompt", "guess"),
     [
         ((1, 50, 2, 3, 4, 5, 1), (2, 3, 4, 5)),
-        ((7, 8, 50, 1, 2, 3, 4, 9, 8, 50, 5, 6, 7, 9, 7, 8), (1, 2, 3, 4)),  # the longest match, not the latest
-        ((7, 8, 50, 1, 2, 7, 8, 50, 3, 4, 7, 8), (3, 4, 7, 8)),  # of equally long ones the latest
+        ((6, 7, 8, 50, 1, 2, 3, 4, 9, 8, 50, 5, 6, 9, 6, 7, 8), (1, 2, 3, 4)),  # the longest match, not the latest
+        ((*range(43, 51), 1, 2, 3, 4, 47, 48, 49, 50, 5, *range(43, 50)), (1, 2, 3, 4)),  # longer still
+        ((6, 7, 8, 50, 1, 2, 6, 7, 8, 50, 3, 4, 6, 7, 8), (3, 4, 6, 7)),  # of equally long ones the latest
         ((8, 50, 1, 9, 8, 50, 2, 3, 4, 8), (2, 3, 4, 8)),
         ((50, 50), (50, 50, 50, 50)),
         ((4, 50, 5, 4), (5, 4, 50, 5)),  # goes on into what is guessed
@@ -96,7 +97,7 @@ def test_guesses_are_fewer_after_wrong_ones_and_more_after_right_ones() -> None:
     driver = Driver(replace(INFO, block_size=256), script=script, speculative_tokens=8)
     driver.add(request(1, [50] * 4, max_tokens=50))
     sizes = [plan.num_draft_tokens for plan in drained(driver)]
-    assert sizes == [0, 8, 8, 8, 0, 0, 2, 1, 1, 2, 4, 8, 5, 0]
+    assert sizes == [0, 8, 8, 8, 0, 0, 2, 1, 2, 4, 1, 2, 4, 8, 0, 0]
 
 
 def test_a_draft_has_what_the_step_has_left() -> None:

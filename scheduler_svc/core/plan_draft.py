@@ -18,8 +18,8 @@ from scheduler_svc.core.sequence import Sequence
 class PlanDraft:
     """What a step has so far, and what it has left: `tokens` of its budget and `seats` in its batch.
 
-    `charges` has an entry for every sequence that computes, and another one for guesses at its tokens; `new_drawing` and
-    `known_drawing` are those that draw a token, `forked` the searches that go on.
+    `charges` has an entry for every sequence that computes, and another one for guesses at its tokens. `new_drawing`
+    and `known_drawing` are those that draw a token, `forked` the searches that go on.
     """
 
     step: int

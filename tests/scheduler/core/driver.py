@@ -89,7 +89,7 @@ class Driver:
     ) -> None:
         self.executor = FakeExecutor(info, script)
         self.window = 1 if speculative_tokens else window
-        self.speculative_tokens = speculative_tokens
+        self._settings = {"window": window, "speculative_tokens": speculative_tokens}
         self.scheduler = self._scheduler(self.executor.open(info.epoch, False), policy or Policy())
         self.now = 0.0
         self.plans: deque[StepPlan] = deque()
@@ -217,13 +217,7 @@ class Driver:
         self._resume(term, self._resident())
 
     def _scheduler(self, term: int, policy: Policy | GuardedPolicy) -> Scheduler:
-        return Scheduler(
-            self.executor.info,
-            guard(policy),
-            term=term,
-            window=self.window,
-            speculative_tokens=self.speculative_tokens,
-        )
+        return Scheduler(self.executor.info, guard(policy), term=term, **self._settings)
 
     def cut(self, executed: int = 0) -> None:
         """The connection breaks and comes back: the same scheduler goes on with what is resident."""

@@ -13,9 +13,12 @@ from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("kernels/cpu")
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off", "-pthread"]
+AVX2 = ["-mavx2", "-mfma"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"]
 INSTRUCTION_SETS = {
-    "isa_avx2.cpp": ["-mavx2", "-mfma"],
-    "isa_avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx2", "-mfma"],
+    "isa_avx2.cpp": AVX2,
+    "isa_avx512.cpp": AVX512,
+    "isa_amx.cpp": [*AVX512, "-mamx-tile", "-mamx-bf16"],
 }
 
 

@@ -19,7 +19,7 @@ class FinishReason(enum.StrEnum):
     DEADLINE = "deadline"
     """The time limit passed."""
     CANCELLED = "cancelled"
-    """Cancelled by the server's operator."""
+    """Cancelled: by a call of `Cancel`, whoever made it, or for want of a reader once its grace was over."""
 
 
 @dataclass(frozen=True, slots=True)

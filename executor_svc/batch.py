@@ -1,7 +1,8 @@
-"""A step's rows as tensors. Pure: it knows neither the model nor the pool's contents."""
+"""A step's rows as tensors. It knows neither the model nor the pool's contents."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -9,6 +10,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from executor_svc.constraints import PATIENCE_S
 from executor_svc.sequence import Row
 from kernels.paged_attention import PagedBatch
 from kernels.sample_tokens import Draws
@@ -93,10 +95,11 @@ def build_draws(rows: Sequence[Row], device: torch.device) -> Draws:
 def build_masks(rows: Sequence[Row], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Which of `rows` have a grammar, and what it allows them: as `kernels.allow_tokens` takes it; None where none has.
 
-    Waits for masks that are not computed yet. A row whose answer cannot go on has none.
+    Waits for masks that are not computed yet, the same time for all. A row whose answer cannot go on has none.
     """
+    until = time.monotonic() + PATIENCE_S
     constraints = [(index, row.sequence.constraint) for index, row in enumerate(rows)]
-    masks = [(index, constraint.mask()) for index, constraint in constraints if constraint is not None]
+    masks = [(index, constraint.mask(until)) for index, constraint in constraints if constraint is not None]
     known = [(index, mask) for index, mask in masks if mask is not None]
     if not known:
         return None

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import structlog
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
@@ -24,13 +25,20 @@ Mask = NDArray[np.uint32]
 _MAX_MASK_S = 0.25
 """Processor time that a mask may take: all rows of a step wait for it."""
 
-_PATIENCE_S = 10.0
+PATIENCE_S = 10.0
+"""Most that a step waits for all of its masks."""
 
 _STUCK = "the answer cannot be held to its form any more, which may be too complex: {}"
 
+log = structlog.get_logger()
+
 
 class Constraints:
-    """Makes the states for the model in `folder`, with `num_threads` threads for all of them."""
+    """Makes the states for the model in `folder`, with `num_threads` threads for all of them.
+
+    Every state compiles its grammar for itself. Copies of a matcher share its lexer, which only grows, and has limits:
+    an answer would fail for what another one, of the same grammar, has met.
+    """
 
     def __init__(self, folder: Path, vocab_size: int, num_threads: int) -> None:
         self._threads = ThreadPoolExecutor(num_threads, "grammar")
@@ -62,25 +70,38 @@ class Constraint:
         self._error: str | None = None
         self._mask: Future[Mask] = threads.submit(self._catch_up, table, tuple(answer))
 
-    def mask(self) -> Mask | None:
-        """What may come next, once it is known; None where the answer cannot go on."""
+    def mask(self, until: float) -> Mask | None:
+        """What may come next, once it is known; None where the answer cannot go on, as one whose mask is not known
+        when the clock, `time.monotonic`, reads `until`."""
         if self._error is None:
-            try:
-                return self._mask.result(_PATIENCE_S)
-            except TimeoutError:
-                self._error = _STUCK.format(f"its next token is not known after {_PATIENCE_S:g} s")
-            except GrammarError as error:
-                self._error = _STUCK.format(error)
-        return None
+            self._error = self._fault(max(0.0, until - time.monotonic()))
+        return self._mask.result() if self._error is None else None
 
     def advance(self, token: int) -> str | None:
-        """The answer goes on with `token`. Returns why it cannot, from then on always the same."""
-        mask = self.mask()
-        if mask is not None and not mask[token // 32] >> token % 32 & 1:
-            self._error = "no token is left that both the form of the answer and the other parameters allow"
+        """The answer goes on with `token`, once its mask was asked for. Returns why it cannot, from then on always the
+        same."""
         if self._error is None and token not in self._grammar.end_token_ids:
             self._mask = self._threads.submit(self._follow, (token,))
         return self._error
+
+    def stop(self) -> None:
+        """The answer cannot go on: what is allowed next is made impossible by something else."""
+        self._error = self._error or "no token is left that both the form of the answer and the other parameters allow"
+
+    def _fault(self, within_s: float) -> str | None:
+        """Why the answer cannot go on. Whatever fails in a thread, it must not end the step of the others."""
+        try:
+            error = self._mask.exception(within_s)
+        except TimeoutError:
+            self._mask.cancel()
+            return _STUCK.format(f"its next token is not known after {PATIENCE_S:g} s")
+        if error is None:
+            return None
+        if isinstance(error, GrammarError):
+            return _STUCK.format(error)
+        name = type(error).__name__  # its message could quote a request
+        log.error("a grammar could not be followed", error=name)
+        return _STUCK.format(name)
 
     def _catch_up(self, table: Callable[[], LLTokenizer], answer: tuple[int, ...]) -> Mask:
         self._control_id = table().eos_token

@@ -157,8 +157,8 @@ class Engine:
                 return (), ()
             with self._metrics.forward_seconds.time():
                 logits = self._model.forward(build_batch(rows, self._pool.block_size, device), self._pool)
-            logits, of_known = split_logits(logits, rows)
-            return self._draw(logits, [row for row in rows if row.draws]), score_known(of_known, rows)
+            drawn_from, known = split_logits(logits, rows)
+            return self._draw(drawn_from, [row for row in rows if row.draws]), score_known(logits, known, rows)
 
     def _draw(self, logits: torch.Tensor, rows: list[Row]) -> tuple[SampledToken, ...]:
         if not rows:
@@ -170,16 +170,27 @@ class Engine:
             adjust_logits(logits, adjustments)
         if (masks := build_masks(drawing, logits.device)) is not None:
             allow_tokens(logits, *masks)
-        tokens = self._kernels.sample_tokens(logits, build_draws(rows, logits.device)).tolist()
+        drawn = self._kernels.sample_tokens(logits, build_draws(rows, logits.device))
+        if masks is not None:
+            _stop_where_none_is_left(logits, drawn, drawing)
+        tokens = drawn.tolist()
         scores = score_drawn(asking, drawing, tokens)
-        drawn = map(SampledToken, (row.sequence.sequence_id for row in drawing), tokens, scores)
-        return tuple(_valid(rows, drawn))
+        sampled = map(SampledToken, (row.sequence.sequence_id for row in drawing), tokens, scores)
+        return tuple(_valid(rows, sampled))
 
 
-def _valid(rows: Sequence[Row], drawn: Iterator[SampledToken]) -> Iterator[SampledToken]:
+def _stop_where_none_is_left(logits: torch.Tensor, drawn: torch.Tensor, rows: Sequence[Row]) -> None:
+    """A row that grammar and bans together leave no token has drawn an impossible one: its answer ends there."""
+    possible = (logits.gather(1, drawn.unsqueeze(1)).squeeze(1) > -torch.inf).tolist()
+    for row, is_possible in zip(rows, possible, strict=True):
+        if row.sequence.constraint is not None and not is_possible:
+            row.sequence.constraint.stop()
+
+
+def _valid(rows: Sequence[Row], sampled: Iterator[SampledToken]) -> Iterator[SampledToken]:
     """What `rows` drew, without what lies behind a guess that was wrong."""
     for row in rows:
-        part = list(islice(drawn, len(row.drawn_indexes)))
+        part = list(islice(sampled, len(row.drawn_indexes)))
         yield from part[: row.num_valid([token.token_id for token in part])]
 
 

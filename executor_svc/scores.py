@@ -21,13 +21,17 @@ class _Wanted:
     num_top: int
 
 
-def split_logits(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits that tokens are drawn from, and those that score known tokens; each in the order of the rows."""
-    if not any(row.scored for row in rows):
-        return logits, logits[:0]
+def split_logits(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, list[int]]:
+    """The logits that tokens are drawn from, and which of `logits` score known tokens; each in the order of the rows.
+
+    The former may be changed and leave the latter as they are, which are many and not copied.
+    """
     is_drawn = [drawn for row in rows for drawn in (*[False] * len(row.scored), *[True] * len(row.drawn_indexes))]
-    mask = torch.tensor(is_drawn, device=logits.device)
-    return logits[mask], logits[~mask]
+    if all(is_drawn):
+        return logits, []
+    drawn = [index for index, is_so in enumerate(is_drawn) if is_so]
+    known = [index for index, is_so in enumerate(is_drawn) if not is_so]
+    return logits[to_device(drawn, torch.int64, logits.device)], known
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +52,21 @@ def score_drawn(asking: Asking, rows: Sequence[Row], token_ids: Sequence[int]) -
     """Of the tokens that `rows` drew; None for those that do not ask."""
     wanted = [_Wanted(token_ids[index], rows[index].sequence.sampling.num_logprobs or 0) for index in asking.indexes]
     scores: list[TokenLogprobs | None] = [None] * len(rows)
-    for index, score in zip(asking.indexes, _score(asking.logits, wanted), strict=True):
+    for index, score in zip(asking.indexes, _score(asking.logits, range(len(wanted)), wanted), strict=True):
         scores[index] = score
     return scores
 
 
-def score_known(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[KnownLogprobs, ...]:
-    """Of the known tokens that follow what `rows` compute; `logits` [N, vocab_size] are of their scored positions,
-    one row after the other, and of nothing else."""
+def score_known(logits: torch.Tensor, indexes: Sequence[int], rows: Sequence[Row]) -> tuple[KnownLogprobs, ...]:
+    """Of the known tokens that follow what `rows` compute; of `logits` [N, vocab_size], `indexes` are their scored
+    positions, one row after the other."""
     parts = [part for row in rows if row.scored for part in _parts(row)]
     wanted = [
         _Wanted(token_id, part.num_top)
         for part in parts
         for token_id in part.held.tokens[part.positions.start + 1 : part.positions.stop + 1]
     ]
-    found = iter(_score(logits, wanted))
+    found = iter(_score(logits, indexes, wanted))
     return tuple(
         KnownLogprobs(part.held.sequence_id, part.positions.start + 1, tuple(next(found) for _ in part.positions))
         for part in parts
@@ -89,11 +93,12 @@ def _parts(row: Row) -> list[_Part]:
     return [part for part in parts if part.positions]
 
 
-def _score(logits: torch.Tensor, wanted: Sequence[_Wanted]) -> list[TokenLogprobs]:
+def _score(logits: torch.Tensor, indexes: Sequence[int], wanted: Sequence[_Wanted]) -> list[TokenLogprobs]:
     if not wanted:
         return []
     token_ids = to_device([each.token_id for each in wanted], torch.int64, logits.device)
-    found = token_logprobs(logits, token_ids, max(each.num_top for each in wanted))
+    rows = to_device(indexes, torch.int64, logits.device)
+    found = token_logprobs(logits, rows, token_ids, max(each.num_top for each in wanted))
     columns = (found.logprobs, found.ranks, found.top_ids, found.top_logprobs)
     return [
         TokenLogprobs(logprob, rank, tuple(ids[: each.num_top]), tuple(values[: each.num_top]))

@@ -21,15 +21,16 @@ class Logprobs:
     top_logprobs: torch.Tensor
 
 
-def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Logprobs:
-    """Log-softmax of float32 `logits` [R, vocab_size], of int64 `token_ids` [R] and of the `num_top` likeliest.
+def token_logprobs(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Logprobs:
+    """Log-softmax of the int64 `rows` [R] of float32 `logits` [N, vocab_size], of int64 `token_ids` [R] and of the
+    `num_top` likeliest.
 
     There is at least one row, and each is worked on by itself. A logit that is no finite number counts as the nearest
     one, NaN as the least.
     """
     count = min(num_top, logits.shape[1])
-    pieces = [slice(start, start + _ROWS_AT_ONCE) for start in range(0, len(logits), _ROWS_AT_ONCE)]
-    parts = [_part(logits[piece], token_ids[piece], count) for piece in pieces]
+    pieces = [slice(start, start + _ROWS_AT_ONCE) for start in range(0, len(rows), _ROWS_AT_ONCE)]
+    parts = [_part(logits[rows[piece]], token_ids[piece], count) for piece in pieces]
     return Logprobs(*map(torch.cat, zip(*parts, strict=True)))
 
 

@@ -32,16 +32,22 @@ class Encodings:
         self._tasks[key] = encoded
         try:
             await asyncio.wait((encoded,), timeout=within_s)
-            if encoded.cancelled():
-                raise Unencoded(FinishReason.CANCELLED)
             if not encoded.done():
                 raise Unencoded(FinishReason.DEADLINE)
-            return encoded.result()
+            if encoded.cancelled():
+                raise Unencoded(FinishReason.CANCELLED)
+            result = encoded.result()
+            if key not in self._tasks:  # `cancel` has come since it was done
+                raise Unencoded(FinishReason.CANCELLED)
+            return result
         finally:
-            del self._tasks[key]
+            self._tasks.pop(key, None)
             encoded.cancel()
             del encoded  # it holds its error, which holds this frame: a ring that would keep the prompt
 
     def cancel(self, key: Key) -> bool:
         """End the request with that key; returns whether its prompt was being encoded."""
-        return key in self._tasks and self._tasks[key].cancel()
+        encoded = self._tasks.pop(key, None)
+        if encoded is not None:
+            encoded.cancel()
+        return encoded is not None

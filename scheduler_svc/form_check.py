@@ -17,7 +17,9 @@ from common.errors import InvalidRequest, Unavailable
 from common.grammar import Grammar
 from scheduler_svc.forms import Form
 
-_KNOWN_GOOD = 1024
+_MAX_KNOWN = 1024
+"""Forms of which the verdict is kept."""
+
 _ANSWER_S = 60.0
 """Most that an answer may take by the clock: the worker ends itself by its processor time, long before."""
 
@@ -38,21 +40,21 @@ class FormCheck:
         self._folder = folder
         self._worker: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
-        self._good: OrderedDict[bytes, None] = OrderedDict()
+        self._faults: OrderedDict[bytes, str | None] = OrderedDict()
+        """What is wrong with the forms that were tried last, by their digests."""
 
     async def check(self, form: Form, vocab_size: int) -> None:
         """Raise `InvalidRequest` where no answer of a model with so many tokens can be held to `form`."""
         digest = blake2b(f"{form.grammar.kind}:{form.grammar.source}".encode(), digest_size=16).digest()
-        if digest in self._good:
-            self._good.move_to_end(digest)
-            return
-        # The worker's answer is taken in any case: a caller who goes away must not leave it to the next one.
-        fault = await asyncio.shield(asyncio.ensure_future(self._ask(form.grammar, vocab_size)))
-        if fault is not None:
+        if digest not in self._faults:
+            await self._turn.acquire()  # who goes away while it waits leaves the queue
+            # The worker's answer is taken in any case: a caller who goes away must not leave it to the next one.
+            trying = asyncio.create_task(self._try(digest, form.grammar, vocab_size))
+            trying.add_done_callback(lambda _: self._turn.release())
+            await asyncio.shield(trying)
+        self._faults.move_to_end(digest)
+        if (fault := self._faults[digest]) is not None:
             raise InvalidRequest(f"{form.field}: {fault}")
-        self._good[digest] = None
-        if len(self._good) > _KNOWN_GOOD:
-            self._good.popitem(last=False)
 
     async def close(self) -> None:
         """End the process."""
@@ -61,16 +63,22 @@ class FormCheck:
                 self._worker.kill()
             await self._worker.wait()
 
+    async def _try(self, digest: bytes, grammar: Grammar, vocab_size: int) -> None:
+        """Only who has the turn may try, and has it until this returns."""
+        if digest not in self._faults:  # it may have been tried while this one waited
+            self._faults[digest] = await self._ask(grammar, vocab_size)
+            if len(self._faults) > _MAX_KNOWN:
+                self._faults.popitem(last=False)
+
     async def _ask(self, grammar: Grammar, vocab_size: int) -> str | None:
         """What is wrong with `grammar`."""
-        async with self._turn:
-            worker = self._worker or await self._start(vocab_size)
-            assert worker.stdin is not None
-            line = json.dumps({"kind": grammar.kind.value, "source": grammar.source})
-            worker.stdin.write(line.encode() + b"\n")
-            with contextlib.suppress(ConnectionError):
-                await worker.stdin.drain()
-            return await self._answer(worker)
+        worker = self._worker or await self._start(vocab_size)
+        assert worker.stdin is not None
+        line = json.dumps({"kind": grammar.kind.value, "source": grammar.source})
+        worker.stdin.write(line.encode() + b"\n")
+        with contextlib.suppress(ConnectionError):
+            await worker.stdin.drain()
+        return await self._answer(worker)
 
     async def _start(self, vocab_size: int) -> asyncio.subprocess.Process:
         """Raises `InvalidRequest` where the model's tokenizer cannot follow a grammar."""

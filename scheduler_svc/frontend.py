@@ -7,7 +7,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -151,7 +151,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         model, tenant = self._model(), check_tenant(request.tenant)
         check_model(request.model, model)
         # It too may bring many megabytes and wait for a thread.
-        with self._rides.reserve(("", uuid.uuid4().hex)), self._quotas.seat(tenant) as seat:
+        with self._rides.reserve(("", uuid.uuid4().hex)), self._quotas.seats(tenant) as (seat,):
             ids = await self._encoder.encode(validate_prompt(request), model.vocab_size, model.max_model_len)
             seat.end()
         return pb.CountTokensResponse(num_tokens=len(ids))
@@ -159,8 +159,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _accept(self, request: pb.GenerateRequest, call: GenerateCall, arrival: float) -> tuple[Ride, Reading]:
         """Take a request in, into the journal too; another reader may have come by then. Raises `Unencoded`."""
         key, wanted = (call.tenant, call.request_id), call.answers
-        with self._rides.reserve(key, wanted.num_sequences), ExitStack() as stack:
-            seats = [stack.enter_context(self._quotas.seat(call.tenant)) for _ in range(wanted.num_samples)]
+        reserved = self._rides.reserve(key, wanted.num_sequences)
+        with reserved, self._quotas.seats(call.tenant, wanted.num_samples, wanted.num_sequences) as seats:
             model, deadline = self._model(), self._acceptance.deadline_of(call, arrival)
             left = None if deadline is None else deadline - self._clock()
             prompt = await self._encodings.run(key, prepare(call, model, self._encoder, self._forms), left)

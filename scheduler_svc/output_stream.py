@@ -71,6 +71,11 @@ class Delta(NamedTuple):
         """Numbers of the tokens."""
         return range(self.first_index, self.first_index + len(self.token_ids))
 
+    @property
+    def number(self) -> int:
+        """What its reader knows the answer by."""
+        return self.sample if self.told_as is None else self.told_as
+
 
 class OutputStream:
     """An `OutputSink` with a reader's side. Both sides belong to one event loop.

@@ -37,10 +37,16 @@ class Account:
     queued: int = 0
     queued_tokens: int = 0
 
-    def check_seat(self) -> None:
-        """Raise `Exhausted` where one request more is too many."""
-        _check("max_requests", "requests", self.requests, self.limits.max_requests)
-        _check("max_queued_requests", "queued requests", self.queued, self.limits.max_queued_requests)
+    def check_seats(self, wanted: int) -> None:
+        """Raise `Exhausted` where so many requests more are too many."""
+        limits = (
+            ("max_requests", "requests", self.requests, self.limits.max_requests),
+            ("max_queued_requests", "queued requests", self.queued, self.limits.max_queued_requests),
+        )
+        for name, what, _, most in limits:
+            _check_whole(name, what, wanted, most)
+        for name, what, has, most in limits:
+            _check(name, what, has, wanted, most)
         self.bucket.check(1)
 
     def check_prompt(self, num_tokens: int) -> None:
@@ -56,15 +62,19 @@ class Account:
 
 
 class Seat:
-    """What one request takes of its tenant's limits, from its arrival to its end."""
+    """What one answer to a request takes of its tenant's limits, from its arrival to its end.
 
-    def __init__(self, account: Account) -> None:
+    It counts as `size` requests.
+    """
+
+    def __init__(self, account: Account, size: int = 1) -> None:
         self._account = account
+        self._size = size
         self._num_prompt = 0
         self._num_output = 0
         self._queued, self._ended = True, False
-        account.requests += 1
-        account.queued += 1
+        account.requests += size
+        account.queued += size
 
     def accept(self, num_prompt_tokens: int) -> None:
         """Its prompt is known and goes into the queue. Raises `Exhausted` where that is too much."""
@@ -93,7 +103,7 @@ class Seat:
         if not self._ended:
             self._ended = True
             self._leave_queue()
-            self._account.requests -= 1
+            self._account.requests -= self._size
             if num_output_tokens is not None:
                 self._account.bucket.take(num_output_tokens - self._num_output)
 
@@ -106,7 +116,7 @@ class Seat:
     def _leave_queue(self) -> None:
         if self._queued:
             self._queued = False
-            self._account.queued -= 1
+            self._account.queued -= self._size
             self._account.queued_tokens -= self._num_prompt
 
 
@@ -120,22 +130,22 @@ class Quotas:
         self._sweep_at = _FIRST_SWEEP
 
     @contextmanager
-    def seat(self, tenant: str) -> Iterator[Seat]:
-        """A seat for a new request, given up where the `with` block raises. Raises `Exhausted`."""
+    def seats(self, tenant: str, num_answers: int = 1, num_sequences: int = 1) -> Iterator[list[Seat]]:
+        """Seats for the answers of a new request, which counts as all of its sequences; given up where the `with` block
+        raises. Raises `Exhausted`."""
         account = self.account(tenant)
-        account.check_seat()
-        seat = Seat(account)
+        account.check_seats(num_sequences)
+        seats = [Seat(account, size) for size in _sizes(num_answers, num_sequences)]
         try:
-            yield seat
+            yield seats
         except BaseException:
-            seat.give_up()
+            for seat in seats:
+                seat.give_up()
             raise
 
-    def restored_seat(self, tenant: str, num_prompt_tokens: int, num_output_tokens: int) -> Seat:
-        """A seat for a request that another process has accepted."""
-        seat = Seat(self.account(tenant))
-        seat.restore(num_prompt_tokens, num_output_tokens)
-        return seat
+    def restored_seats(self, tenant: str, num_answers: int = 1, num_sequences: int = 1) -> list[Seat]:
+        """Seats for the answers of a request that another process has accepted."""
+        return [Seat(self.account(tenant), size) for size in _sizes(num_answers, num_sequences)]
 
     def account(self, tenant: str) -> Account:
         """What `tenant` has, with its limits as they are now."""
@@ -156,9 +166,24 @@ class Quotas:
             self._sweep_at = max(_FIRST_SWEEP, 2 * len(kept))
 
 
-def _check(name: str, what: str, has: int, most: int | None) -> None:
-    if most is not None and has >= most:
+def _sizes(num_answers: int, num_sequences: int) -> list[int]:
+    """What the answers count as: the first as all that become none, such as further beams of a search."""
+    return [1 + num_sequences - num_answers, *[1] * (num_answers - 1)]
+
+
+def _check_whole(name: str, what: str, wanted: int, most: int | None) -> None:
+    """Where it never can be, there is no hint when to try again."""
+    if most is not None and wanted > most:
         raise Exhausted(
-            f"the tenant has {has} {what}, and may have {most} at once ({name}); try again later",
-            retry_after_s=_RETRY_AFTER_S if most else None,
+            f"this request counts as {wanted}, and the tenant may have {most} {what} at once ({name}): ask for less, or"
+            " for a higher limit"
+        )
+
+
+def _check(name: str, what: str, has: int, wanted: int, most: int | None) -> None:
+    if most is not None and has + wanted > most:
+        raise Exhausted(
+            f"the tenant has {has} {what}, and may have {most} at once ({name}); this one counts as {wanted}; try again"
+            " later",
+            retry_after_s=_RETRY_AFTER_S,
         )

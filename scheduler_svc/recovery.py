@@ -35,9 +35,8 @@ def restored_of(entries: Sequence[Entry], accepted: Accepted, quotas: Quotas) ->
 
 def _charged(request: Request, sinks: Sequence[OutputSink], entry: Entry, quotas: Quotas) -> list[OutputSink]:
     """The sinks, each with a seat; the prompt is charged once a request."""
-    num_prompt = len(request.prompt) if entry.sequence_id == entry.first_id else 0
-    seats = [
-        quotas.restored_seat(request.tenant, number, len(entry.tokens))
-        for number in (num_prompt, *[0] * (len(sinks) - 1))
-    ]
+    seats = quotas.restored_seats(request.tenant, len(sinks), request.num_sequences)
+    for index, seat in enumerate(seats):
+        has_prompt = index == 0 and entry.sequence_id == entry.first_id
+        seat.restore(len(request.prompt) if has_prompt else 0, len(entry.tokens))
     return [Charged(sink, seat) for sink, seat in zip(sinks, seats, strict=True)]

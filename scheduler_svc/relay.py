@@ -22,13 +22,18 @@ async def relay(ride: Ride, stream: Reading, context: grpc.aio.ServicerContext[A
         num_left -= delta.outcome is not None
         sample = ride.samples[delta.sample]
         annotations = sample.annotations
-        if annotations is None:
+        prompt = (
+            ride.samples[0].annotations if delta.number == 0 else None
+        )  # the first sample has it, whichever is told
+        if annotations is None and prompt is None:
             await context.write(response_of(delta))
             continue
-        if not await annotations.known(delta.indexes) and sample.error is not None:
-            raise sample.error
+        for needed, indexes in ((annotations, delta.indexes), (prompt, delta.indexes[:0])):
+            if needed is not None and not await needed.known(indexes) and sample.error is not None:
+                raise sample.error
         for part in parts_of(delta, MOST_ANNOTATED_TOKENS):
-            if annotations.is_large(part.indexes):  # in a thread, so that the event loop goes on meanwhile
-                await context.write(await asyncio.to_thread(response_of, part, annotations))
+            if prompt is not None and prompt.is_large(part.indexes):
+                # In a thread, so that the event loop goes on meanwhile.
+                await context.write(await asyncio.to_thread(response_of, part, annotations, prompt))
             else:
-                await context.write(response_of(part, annotations))
+                await context.write(response_of(part, annotations, prompt))

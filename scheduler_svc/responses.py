@@ -28,21 +28,23 @@ def parts_of(delta: Delta, most_tokens: int) -> Iterator[Delta]:
     yield delta._replace(first_index=first + last, token_ids=token_ids[last:])
 
 
-def response_of(delta: Delta, annotations: Annotations | None = None) -> pb.GenerateResponse:
-    """The message for the next part of an answer."""
+def response_of(
+    delta: Delta, annotations: Annotations | None = None, prompt: Annotations | None = None
+) -> pb.GenerateResponse:
+    """The message for the next part of an answer; `annotations` are its own, `prompt` those that have the prompt."""
     response = pb.GenerateResponse(
         first_index=delta.first_index,
-        sample=delta.sample if delta.told_as is None else delta.told_as,
+        sample=delta.number,
         token_ids=delta.token_ids,
         text=delta.text,
         finish=_finish(delta.outcome, delta.stop_text) if delta.outcome else None,
     )
     if annotations is not None:
         response.logprobs.extend(map(_scores, annotations.of_tokens(delta.indexes)))
-        notes = annotations.of_prompt() if delta.first_index == 0 else None
-        if notes is not None:
-            prompt = pb.Prompt(token_ids=notes.token_ids, text=notes.text, logprobs=map(_scores, notes.scores))
-            response.prompt.CopyFrom(prompt)
+    notes = prompt.of_prompt() if prompt is not None and delta.first_index == 0 else None
+    if notes is not None:
+        told = pb.Prompt(token_ids=notes.token_ids, text=notes.text, logprobs=map(_scores, notes.scores))
+        response.prompt.CopyFrom(told)
     return response
 
 

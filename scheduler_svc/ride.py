@@ -203,9 +203,9 @@ class Ride:
 
     def _note_end(self, sample: Sample) -> None:
         others = [one for one in self.samples if one is not sample]
-        if any(one.error is not None for one in others):
-            return  # it has ended before, with this sample
         if sample.error is not None:
+            if any(one.error is sample.error for one in others):
+                return  # it fails with another sample
             for one in others:
                 one.fail(sample.error)
         if self.has_ended:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 from common.errors import AlreadyExists, Exhausted, NotFound
 from scheduler_svc.annotations import Annotations
@@ -13,7 +13,7 @@ from scheduler_svc.journal_file import KEEP_ENDED, KEEP_ENDED_S
 from scheduler_svc.ride import Key, Ride
 
 MAX_ANNOTATED = 64
-"""Of so many of them, the log-probabilities are kept too."""
+"""Of so many answers of them, the log-probabilities are kept too; besides, of those that are being read."""
 
 _RETRY_AFTER_S = 1.0
 
@@ -32,13 +32,17 @@ class Rides:
         self._num_live = 0
         self._ended: dict[Key, tuple[Ride, float]] = {}
         self._alarms: dict[Key, asyncio.TimerHandle] = {}
-        self._annotated: deque[Annotations] = deque()
+        self._annotated: list[tuple[Ride, Annotations]] = []
 
     @contextmanager
     def reserve(self, key: Key, num_sequences: int = 1) -> Iterator[None]:
         """Keep an id, and places, inside the `with` block, for `add`. Raises `AlreadyExists` or `Exhausted`."""
         if key in self._live:
             raise AlreadyExists("request_id: a live request of this tenant has this id; choose another")
+        if num_sequences > self._limit:
+            raise Exhausted(
+                f"this request counts as {num_sequences}, and the server serves {self._limit} at once: ask for less"
+            )
         if self._num_live + num_sequences > self._limit:
             raise Exhausted(
                 f"the server has {self._num_live} of at most {self._limit} requests, and this one counts as"
@@ -106,6 +110,7 @@ class Rides:
         """The reader has gone: the request ends once its grace is over."""
         ride.has_reader = False
         if ride.has_ended:
+            self._forget_annotations()
             return
         if ride.grace_s > 0:
             loop = asyncio.get_running_loop()
@@ -122,16 +127,17 @@ class Rides:
         now = asyncio.get_running_loop().time()
         if ride.grace_s > 0:
             self._ended[ride.key] = (ride, now)
-            for sample in ride.samples:
-                self._keep_annotations(sample.annotations)
+            self._annotated += [(ride, sample.annotations) for sample in ride.samples if sample.annotations is not None]
+            self._forget_annotations()
         while self._ended:
             key, (_, ended) = next(iter(self._ended.items()))
             if len(self._ended) <= KEEP_ENDED and now - ended < KEEP_ENDED_S:
                 break
             del self._ended[key]
 
-    def _keep_annotations(self, annotations: Annotations | None) -> None:
-        if annotations is not None:
-            self._annotated.append(annotations)
-        if len(self._annotated) > MAX_ANNOTATED:
-            self._annotated.popleft().forget()
+    def _forget_annotations(self) -> None:
+        """Those of the oldest answers that are too many, and that nobody reads."""
+        unread = (each for each in self._annotated if not each[0].has_reader)
+        for each in list(islice(unread, max(0, len(self._annotated) - MAX_ANNOTATED))):
+            each[1].forget()
+            self._annotated.remove(each)

@@ -62,7 +62,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_DEADLINE: _FinishReason.ValueType  # 3
     """The request's time limit passed."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 4
-    """Cancelled by the server's operator."""
+    """Cancelled: by Cancel, whoever called it, or for want of a reader once reconnect_grace_ms was over."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why an answer ended."""
@@ -76,7 +76,7 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 FINISH_REASON_DEADLINE: FinishReason.ValueType  # 3
 """The request's time limit passed."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 4
-"""Cancelled by the server's operator."""
+"""Cancelled: by Cancel, whoever called it, or for want of a reader once reconnect_grace_ms was over."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -650,14 +650,16 @@ class StopParams(_message.Message):
     min_tokens: _builtins.int
     """No end token is drawn, and no stop text counts, before the answer has so many tokens; at most max_tokens. Default 0."""
     include_stop: _builtins.bool
-    """The stop text, or the text of the token that ended the answer, is part of it. Default false."""
+    """The stop text, or the text of the token that ended the answer unless skip_special_tokens leaves that out, is part of
+    it. Default false.
+    """
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Texts that end the answer and are not part of it: at most 16, each 1 to 256 characters."""
+        """Texts that end the answer and are not part of it, unless include_stop is set: at most 16, each 1 to 256 characters."""
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids that end the answer and give no text: at most 64."""
+        """Token ids that end the answer and give no text, unless include_stop is set: at most 64."""
 
     def __init__(
         self,
@@ -787,8 +789,9 @@ class TokenLogprobs(_message.Message):
     TOP_IDS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     logprob: _builtins.float
-    """Its log-probability. Absent where it is not known: of the prompt's first token, and where an answer is read again
-    that ended a while ago, or before this server process began.
+    """Its log-probability. Absent where it is not known: of the prompt's first token, where an answer is read again that
+    ended a while ago, or before this server process began, and where one ends that this process took over and has not
+    scored anew so far.
     """
     rank: _builtins.int
     """Its place among all tokens: 1 is the likeliest."""

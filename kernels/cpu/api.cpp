@@ -1,5 +1,9 @@
 #include "api.h"
 
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <new>
 #include <system_error>
@@ -23,6 +27,23 @@ int guarded(Body body) {
   }
 }
 
+// AMX with BF16, whose tiles Linux gives to a process that asks for them (Documentation/arch/x86/xstate.rst).
+bool have_amx() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kAmxBf16) && (d & kAmxTile) &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+const citybus::Operations& operations_of(int isa) {
+  switch (isa) {
+    case CITYBUS_AMX_BF16: return citybus::amx_operations();
+    case CITYBUS_AVX512_BF16: return citybus::avx512_operations();
+    default: return citybus::avx2_operations();
+  }
+}
+
 bool is_negative(int64_t number) { return number < 0; }
 
 }  // namespace
@@ -34,7 +55,7 @@ int citybus_best_isa(void) {
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (avx2 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    return CITYBUS_AVX512_BF16;
+    return have_amx() ? CITYBUS_AMX_BF16 : CITYBUS_AVX512_BF16;
   return avx2 ? CITYBUS_AVX2 : CITYBUS_NONE;
 }
 
@@ -45,9 +66,7 @@ citybus_llama* citybus_llama_create(const citybus_shape* shape, int isa, int num
       return false;
     if (shape->soft_cap < 0 || std::any_of(shape->windows, shape->windows + shape->num_layers, is_negative))
       return false;
-    const citybus::Operations& operations =
-        isa == CITYBUS_AVX512_BF16 ? citybus::avx512_operations() : citybus::avx2_operations();
-    llama = new citybus_llama{{*shape, operations, num_threads}};
+    llama = new citybus_llama{{*shape, operations_of(isa), num_threads}};
     return true;
   });
   return llama;

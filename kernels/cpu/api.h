@@ -15,7 +15,7 @@ typedef struct citybus_llama citybus_llama;
 enum citybus_status { CITYBUS_OK = 0, CITYBUS_INVALID = 1, CITYBUS_NO_MEMORY = 2, CITYBUS_NO_THREADS = 3 };
 
 /* Instruction sets, each faster than the one before. */
-enum citybus_isa { CITYBUS_NONE = 0, CITYBUS_AVX2 = 1, CITYBUS_AVX512_BF16 = 2 };
+enum citybus_isa { CITYBUS_NONE = 0, CITYBUS_AVX2 = 1, CITYBUS_AVX512_BF16 = 2, CITYBUS_AMX_BF16 = 3 };
 
 enum citybus_weight {
   CITYBUS_EMBEDDING = 0,      /* [vocab_size, hidden_size]; with tied embeddings the head too */
@@ -58,10 +58,10 @@ typedef struct citybus_step {
 } citybus_step;
 
 /* Raised with every change of this file: a library that was built from an older one must not be called. */
-#define CITYBUS_INTERFACE 2
+#define CITYBUS_INTERFACE 3
 CITYBUS_API int citybus_interface(void);
 
-/* The best of enum citybus_isa that this processor and the system have. */
+/* The best of enum citybus_isa that this processor and the system have. Asks the system for AMX's tiles. */
 CITYBUS_API int citybus_best_isa(void);
 
 /* A model without weights; null with `status` set where it cannot be made. */

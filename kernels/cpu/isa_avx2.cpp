@@ -1,23 +1,41 @@
 // The operations, compiled for AVX2 with FMA.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "operations.h"
-#include "simd_avx2.h"
 
 #define CITYBUS_ISA avx2
+#include "simd_avx2.h"
+
+namespace citybus {
+namespace avx2 {
+
+constexpr int kTileRows = 4;  // rows of a product whose sums are kept in registers
+constexpr int kTilePanels = 1;
+constexpr int kAttentionRows = 4;
+constexpr int kAttentionPanels = 1;
+constexpr int kScoreGroups = 1;
+
+}  // namespace avx2
+}  // namespace citybus
+
 #include "exponential.h"
+#include "product_rows.h"
+#include "rotation.h"
 #include "product.h"
 #include "row_operations.h"
+#include "attention_softmax.h"
+#include "attention_rows.h"
 #include "attention.h"
 
 namespace citybus {
 
 const Operations& avx2_operations() {
   using namespace avx2;
-  static constexpr Operations operations{
-      "avx2", multiply_product, multiply_add_product, multiply_gate_product, rms_norm, rotate_and_store, attend};
+  static constexpr Operations operations{multiply_product, multiply_add_product, multiply_gate_product,
+                                         multiply_rotate_product, rms_norm, attend};
   return operations;
 }
 

@@ -1,23 +1,41 @@
 // The operations, compiled for AVX-512 with BF16.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "operations.h"
-#include "simd_avx512.h"
 
 #define CITYBUS_ISA avx512
+#include "simd_avx512.h"
+
+namespace citybus {
+namespace avx512 {
+
+constexpr int kTileRows = 12;  // rows of a product whose sums are kept in registers
+constexpr int kTilePanels = 2;
+constexpr int kAttentionRows = 6;
+constexpr int kAttentionPanels = 4;
+constexpr int kScoreGroups = 2;
+
+}  // namespace avx512
+}  // namespace citybus
+
 #include "exponential.h"
+#include "product_rows.h"
+#include "rotation.h"
 #include "product.h"
 #include "row_operations.h"
+#include "attention_softmax.h"
+#include "attention_rows.h"
 #include "attention.h"
 
 namespace citybus {
 
 const Operations& avx512_operations() {
   using namespace avx512;
-  static constexpr Operations operations{
-      "avx512_bf16", multiply_product, multiply_add_product, multiply_gate_product, rms_norm, rotate_and_store, attend};
+  static constexpr Operations operations{multiply_product, multiply_add_product, multiply_gate_product,
+                                         multiply_rotate_product, rms_norm, attend};
   return operations;
 }
 

@@ -12,6 +12,7 @@ constexpr int kLanes = 16;           // float32 numbers, or pairs of bf16 ones, 
 constexpr int kPanels = 2;           // panels of 16 columns that are computed together: a group
 constexpr int kColumns = kLanes * kPanels;
 constexpr int kGroupTokens = 16;     // tokens of a group of keys and values
+constexpr int kTilePairs = 16;       // pairs that a row of a product is rounded up to
 
 constexpr int64_t round_up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
@@ -30,7 +31,7 @@ struct Matrix {
   }
 
   static int64_t numbers(int64_t columns, int64_t size) {
-    return round_up(columns, kColumns) * round_up(size, 2);
+    return round_up(columns, kColumns) * round_up(size, 2 * kTilePairs);
   }
 };
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 _FOLDER = Path(__file__).parent
-_INTERFACE = 2
+_INTERFACE = 3
 """`CITYBUS_INTERFACE` of `api.h`."""
 _FAILURES: dict[int, tuple[type[Exception], str]] = {
     1: (ValueError, "the native library was given something that does not exist"),
@@ -28,6 +28,7 @@ class InstructionSet(IntEnum):
 
     AVX2 = 1
     AVX512_BF16 = 2
+    AMX_BF16 = 3
 
 
 class Weight(IntEnum):

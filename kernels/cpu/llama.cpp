@@ -5,6 +5,7 @@
 namespace citybus {
 namespace {
 
+constexpr int64_t kTasksOfThread = 4;  // sequences a thread from which on a task has all of a sequence's heads
 constexpr int64_t kRowsOfPiece = 8;  // rows that a thread takes at once where a row is little work
 
 bool in_range(const int64_t* numbers, int64_t count, int64_t limit) {
@@ -23,8 +24,8 @@ bool Llama::forward(const citybus_step& step) {
     norm(layer.attention_norm, step.num_tokens);
     attend(step, layer, index);
     norm(layer.mlp_norm, step.num_tokens);
-    Product gate_up{normed_.data(), sizes_.hidden, step.num_tokens, layer.gate_up};
-    threads_.run(uint32_t(layer.gate_up.groups), [&](uint32_t group, int) {
+    Product gate_up{normed_.data(), sizes_.hidden, step.num_tokens, layer.gate_up, 2 * threads_.size()};
+    for_pairs_of_groups(layer.gate_up, [&](int64_t group) {
       operations_.multiply_gate(gate_up, group, gated_.data(), sizes_.inner);
     });
     project_and_add(gated_.data(), sizes_.inner, step.num_tokens, layer.down);
@@ -48,25 +49,29 @@ bool Llama::valid(const citybus_step& step) const {
 }
 
 void Llama::reserve(const citybus_step& step) {
-  size_t tokens = size_t(step.num_tokens);
+  size_t tokens = size_t(input_rows(step.num_tokens));
   residual_.reserve(tokens * size_t(sizes_.hidden));
   normed_.reserve(tokens * size_t(sizes_.hidden));
-  heads_.reserve(tokens * size_t(sizes_.heads));
   queries_.reserve(tokens * size_t(shape_.num_heads * shape_.head_dim));
   attended_.reserve(tokens * size_t(sizes_.attended));
   gated_.reserve(tokens * size_t(sizes_.inner));
-  scratch_.reserve(size_t(threads_.size()) *
-                   size_t(attention_scratch(shape_.num_heads / shape_.num_kv_heads, shape_.head_dim)));
+  scratch_.reserve(size_t(threads_.size()) * size_t(scratch_of_thread()));
 }
 
+int64_t Llama::scratch_of_thread() const {
+  return shape_.num_kv_heads * attention_scratch(shape_.num_heads / shape_.num_kv_heads, shape_.head_dim);
+}
+
+// Keys of all heads lie side by side, and are read best together; but every thread is to have something to do.
 void Llama::plan_attention(const citybus_step& step) {
   int64_t most = tokens_of_task(shape_.num_heads / shape_.num_kv_heads);
+  int64_t together = step.num_sequences >= kTasksOfThread * threads_.size() ? shape_.num_kv_heads : 1;
   tasks_.clear();
   for (int64_t row = 0; row < step.num_sequences; ++row) {
     int64_t tokens = step.query_starts[row + 1] - step.query_starts[row];
     for (int64_t first = 0; first < tokens; first += most)
-      for (int64_t head = 0; head < shape_.num_kv_heads; ++head)
-        tasks_.push_back({row, first, std::min(most, tokens - first), head});
+      for (int64_t head = 0; head < shape_.num_kv_heads; head += together)
+        tasks_.push_back({row, first, std::min(most, tokens - first), head, together});
   }
 }
 
@@ -95,31 +100,31 @@ void Llama::attend(const citybus_step& step, const Layer& layer, int64_t index) 
   KvShape kv{shape_.num_kv_heads, shape_.head_dim};
   int64_t pool = step.num_blocks * step.block_size * kv.kv_heads * kv.head_dim;
   bf16 *keys = step.pools + 2 * index * pool, *values = keys + pool;
-  project({normed_.data(), sizes_.hidden, tokens, layer.qkv}, heads_.data(), sizes_.heads, sizes_.heads);
-  Rotation rotation{heads_.data(), sizes_.heads, step.cos, step.sin, step.slots, shape_.num_heads,
-                    kv, queries_.data(), keys, values};
-  threads_.run(uint32_t((tokens + kRowsOfPiece - 1) / kRowsOfPiece), [&](uint32_t piece, int) {
-    for (int64_t row = piece * kRowsOfPiece; row < std::min((piece + 1) * kRowsOfPiece, tokens); ++row)
-      operations_.rotate_and_store(rotation, row);
-  });
+  Product qkv{normed_.data(), sizes_.hidden, tokens, layer.qkv, 2 * threads_.size()};
+  Rotation rotation{step.cos, step.sin, step.slots, shape_.num_heads, kv, queries_.data(), keys, values};
+  for_pairs_of_groups(layer.qkv, [&](int64_t group) { operations_.multiply_rotate(qkv, group, rotation); });
   Attention attention{queries_.data(), attended_.data(), sizes_.attended, keys, values, kv, shape_.num_heads,
                       step.block_tables, step.table_width, step.block_size / kGroupTokens, step.lengths,
                       step.query_starts, layer.window, float(shape_.soft_cap)};
-  int64_t scratch = attention_scratch(shape_.num_heads / kv.kv_heads, kv.head_dim);
   threads_.run(uint32_t(tasks_.size()), [&](uint32_t task, int thread) {
-    operations_.attend(attention, tasks_[task], scratch_.data() + thread * scratch);
+    size_t after = size_t(task) + size_t(threads_.size());
+    const AttentionTask* next = after < tasks_.size() ? &tasks_[after] : nullptr;
+    operations_.attend(attention, tasks_[task], next, scratch_.data() + thread * scratch_of_thread());
   });
   project_and_add(attended_.data(), sizes_.attended, tokens, layer.attention_out);
 }
 
-void Llama::project(const Product& product, float* outputs, int64_t stride, int64_t columns) {
-  threads_.run(uint32_t(product.weight.groups), [&](uint32_t group, int) {
-    operations_.multiply(product, group, outputs, stride, columns);
+// Two groups fill lines of 64 bytes with bf16, which two threads would otherwise take from each other.
+template <typename Body>
+void Llama::for_pairs_of_groups(const Matrix& weight, Body body) {
+  threads_.run(uint32_t((weight.groups + 1) / 2), [&](uint32_t pair, int) {
+    body(2 * pair);
+    if (2 * pair + 1 < weight.groups) body(2 * pair + 1);
   });
 }
 
 void Llama::project_and_add(const bf16* inputs, int64_t stride, int64_t tokens, const Matrix& weight) {
-  Product product{inputs, stride, tokens, weight};
+  Product product{inputs, stride, tokens, weight, threads_.size()};
   threads_.run(uint32_t(weight.groups), [&](uint32_t group, int) {
     operations_.multiply_add(product, group, residual_.data(), sizes_.hidden);
   });
@@ -130,7 +135,10 @@ void Llama::predict(const citybus_step& step) {
   for (int64_t row = 0; row < step.num_drawing; ++row)
     operations_.rms_norm(residual_.data() + step.drawing_rows[row] * sizes_.hidden, last_norm_, shape_.hidden_size,
                          float(shape_.rms_norm_eps), normed_.data() + row * sizes_.hidden);
-  project({normed_.data(), sizes_.hidden, step.num_drawing, head_}, step.logits, shape_.vocab_size, shape_.vocab_size);
+  Product product{normed_.data(), sizes_.hidden, step.num_drawing, head_, threads_.size()};
+  threads_.run(uint32_t(head_.groups), [&](uint32_t group, int) {
+    operations_.multiply(product, group, step.logits, shape_.vocab_size, shape_.vocab_size);
+  });
 }
 
 }  // namespace citybus

@@ -13,7 +13,7 @@ namespace citybus {
 
 struct Layer {
   float* attention_norm;
-  Matrix qkv;
+  Matrix qkv;  // a group has 16 columns of the first half of a head, and 16 of its second half
   Matrix attention_out;
   float* mlp_norm;
   Matrix gate_up;  // a group has 16 columns of the gate and the same 16 of up
@@ -37,19 +37,24 @@ class Llama {
  private:
   // Numbers of a token, rounded up so that every row begins at a multiple of 64 bytes.
   struct Sizes {
-    int64_t hidden, attended, inner, heads;
+    int64_t hidden, attended, inner;
   };
+
+  // Pack the weight of `count` heads, from head `first` of queries, keys and values on.
+  void pack_heads(const Matrix& matrix, int64_t first, int64_t count, const bf16* data);
 
   // Pack `data`, bf16 [columns, size]: its 16 columns number i begin at column `first + i * step` of `matrix`.
   void pack(const Matrix& matrix, int64_t first, int64_t step, int64_t columns, int64_t size, const bf16* data);
   void set_norm(float* norm, const bf16* data);
   void reserve(const citybus_step& step);
   bool valid(const citybus_step& step) const;
+  int64_t scratch_of_thread() const;
   void plan_attention(const citybus_step& step);
   void embed(const citybus_step& step);
   void norm(const float* weight, int64_t tokens);
   void attend(const citybus_step& step, const Layer& layer, int64_t index);
-  void project(const Product& product, float* outputs, int64_t stride, int64_t columns);
+  template <typename Body>
+  void for_pairs_of_groups(const Matrix& weight, Body body);
   void project_and_add(const bf16* inputs, int64_t stride, int64_t tokens, const Matrix& weight);
   void predict(const citybus_step& step);
 
@@ -66,7 +71,6 @@ class Llama {
 
   Buffer<float> residual_;
   Buffer<bf16> normed_;
-  Buffer<float> heads_;
   Buffer<bf16> queries_;
   Buffer<bf16> attended_;
   Buffer<bf16> gated_;

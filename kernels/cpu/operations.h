@@ -12,6 +12,7 @@ struct Product {
   int64_t input_stride;
   int64_t rows;
   Matrix weight;
+  int64_t groups_ahead;  // from a group to the one that the same thread takes next
 };
 
 // Shapes: N tokens of S sequences, H heads, KV key-value heads, D head_dim.
@@ -32,30 +33,31 @@ struct Attention {
   float soft_cap;               // scores become soft_cap * tanh(score / soft_cap); 0: they do not
 };
 
-// Some tokens of a sequence under one key-value head: `first` to `first + count - 1` of its new tokens.
+// Some tokens of a sequence, `first` to `first + count - 1` of its new ones, under some key-value heads.
 struct AttentionTask {
   int64_t sequence;
   int64_t first;
   int64_t count;
   int64_t kv_head;
+  int64_t kv_heads;
 };
 
+// Where queries, keys and values go. A group of the product has 16 numbers of a head's first half and those of its
+// second half that are turned with them.
 struct Rotation {
-  const float* heads;  // [N, stride]: queries, keys and values of a token
-  int64_t stride;
-  const float* cos;    // [N, D / 2]
+  const float* cos;  // [N, D / 2]
   const float* sin;
   const int64_t* slots;  // [N]
   int64_t query_heads;
   KvShape kv;
-  bf16* queries;       // [N, H, D]
-  bf16* keys;          // as KvShape
+  bf16* queries;  // [N, H, D]
+  bf16* keys;     // as KvShape
   bf16* values;
+
+  int64_t groups_of_head() const { return (kv.head_dim / 2 + kLanes - 1) / kLanes; }
 };
 
 struct Operations {
-  const char* name;
-
   // Columns of `group` of the product into `outputs` float32 [rows, stride], of which `columns` are kept.
   void (*multiply)(const Product&, int64_t group, float* outputs, int64_t stride, int64_t columns);
 
@@ -65,14 +67,16 @@ struct Operations {
   // SiLU of the group's first 16 columns times its second 16: columns 16 * group .. of bf16 `outputs` [rows, stride].
   void (*multiply_gate)(const Product&, int64_t group, bf16* outputs, int64_t stride);
 
+  // Turn queries and keys, which the group's columns are, and store keys and values.
+  void (*multiply_rotate)(const Product&, int64_t group, const Rotation&);
+
   // A row `hidden` of `size` numbers, zero up to a multiple of 16, over its root mean square, times `weight`; bf16.
   void (*rms_norm)(const float* hidden, const float* weight, int64_t size, float eps, bf16* output);
 
-  // Turn queries and keys of a token, and store its keys and values.
-  void (*rotate_and_store)(const Rotation&, int64_t token);
 
-  // `scratch` has attention_scratch(...) numbers.
-  void (*attend)(const Attention&, const AttentionTask&, float* scratch);
+  // `next` is what the same thread takes next, as a rule, if anything; `scratch` has attention_scratch(...) numbers for
+  // each key-value head of the task.
+  void (*attend)(const Attention&, const AttentionTask&, const AttentionTask* next, float* scratch);
 };
 
 // Tokens of a prefill that are computed in one task.
@@ -80,11 +84,19 @@ constexpr int64_t tokens_of_task(int64_t heads_per_kv_head) {
   return heads_per_kv_head >= 48 ? 1 : 48 / heads_per_kv_head;
 }
 
-// For every row: its output so far, its peak and its sum; and one group of values.
+constexpr int64_t kScratchRows = 16;  // the rows of a task are rounded up to this in its scratch memory
+
+// Numbers of a key-value head of a task: for every row its output so far, its query (of half as many bytes), its peak
+// and its sum; and one group of values.
 constexpr int64_t attention_scratch(int64_t heads_per_kv_head, int64_t head_dim) {
-  return tokens_of_task(heads_per_kv_head) * heads_per_kv_head * (head_dim + 2) + kGroupTokens * head_dim;
+  int64_t rows = round_up(tokens_of_task(heads_per_kv_head) * heads_per_kv_head, kScratchRows);
+  return round_up(rows * (head_dim * 3 / 2 + 2) + kGroupTokens * head_dim / 2, kLanes);
 }
 
+// Rows that `Product::inputs` must have room for, whatever is in those beyond its own.
+constexpr int64_t input_rows(int64_t rows) { return round_up(rows, 16); }
+
+const Operations& amx_operations();
 const Operations& avx512_operations();
 const Operations& avx2_operations();
 

@@ -1,4 +1,5 @@
-// 16 float32 lanes in two AVX registers, pairs of bf16 taken apart into two float32.
+// 16 float32 lanes in two AVX registers, pairs of bf16 taken apart into two float32. Whoever includes
+// this names CITYBUS_ISA.
 #pragma once
 
 #include <immintrin.h>
@@ -6,13 +7,7 @@
 #include "bf16.h"
 
 namespace citybus {
-namespace avx2 {
-
-constexpr int kTileRows = 4;        // rows of a product whose sums are kept in registers
-constexpr int kTilePanels = 1;
-constexpr int kAttentionRows = 4;
-constexpr int kAttentionPanels = 1;
-constexpr int kScoreGroups = 1;
+namespace CITYBUS_ISA {
 
 struct Lanes {
   __m256 low, high;
@@ -123,5 +118,5 @@ inline Lanes dot(Lanes sums, PairVector a, PairScalar b) {
   return sums;
 }
 
-}  // namespace avx2
+}  // namespace CITYBUS_ISA
 }  // namespace citybus

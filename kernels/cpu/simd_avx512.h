@@ -1,4 +1,4 @@
-// 16 float32 lanes in AVX-512, pairs of bf16 by its BF16 extension.
+// 16 float32 lanes in AVX-512, pairs of bf16 by its BF16 extension. Whoever includes this names CITYBUS_ISA.
 #pragma once
 
 #include <immintrin.h>
@@ -6,13 +6,7 @@
 #include "bf16.h"
 
 namespace citybus {
-namespace avx512 {
-
-constexpr int kTileRows = 12;       // rows of a product whose sums are kept in registers
-constexpr int kTilePanels = 2;
-constexpr int kAttentionRows = 6;
-constexpr int kAttentionPanels = 4;
-constexpr int kScoreGroups = 2;
+namespace CITYBUS_ISA {
 
 using Lanes = __m512;
 using PairVector = __m512bh;  // 16 pairs
@@ -61,5 +55,5 @@ inline PairScalar broadcast_pair(const bf16* from) {
 // `sums` plus the products of both numbers of each pair.
 inline Lanes dot(Lanes sums, PairVector a, PairScalar b) { return _mm512_dpbf16_ps(sums, a, b); }
 
-}  // namespace avx512
+}  // namespace CITYBUS_ISA
 }  // namespace citybus

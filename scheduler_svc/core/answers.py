@@ -34,10 +34,10 @@ def all_waiting(answer: Iterable[object]) -> list[SequenceView]:
 
 
 def sheddable(answer: Iterable[object]) -> list[SequenceView]:
-    """The answer as a list. Raises `PolicyFault` unless all wait, have a time limit and have never run."""
+    """The answer as a list. Raises `PolicyFault` unless all wait, have a time limit and have no token yet."""
     views = all_waiting(answer)
     if any(view.deadline is None or view.num_output_tokens for view in views):
-        raise PolicyFault("it sheds a request without a time limit, or one that has begun")
+        raise PolicyFault("it sheds a request without a time limit, or one that has tokens")
     return views
 
 

@@ -151,7 +151,8 @@ class Policy:
     def shed(self, waiting: ListOf[SequenceView], now: float) -> Iterable[SequenceView]:
         """Who of `waiting` cannot be served in time and ends now, as if its time limit had passed.
 
-        Only requests with a time limit that have never run can be shed.
+        Only requests with a time limit that have no token yet can be shed: a beam search that waits has none, whatever
+        it has computed, as it starts over.
         """
         return ()
 

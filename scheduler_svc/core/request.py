@@ -38,9 +38,14 @@ class Request:
     is_ranked: bool = False
 
     @property
+    def num_sequences(self) -> int:
+        """How many it is: one, or one for each beam."""
+        return self.beams.width if self.beams else 1
+
+    @property
     def last_id(self) -> int:
         """The largest of its sequence ids."""
-        return self.sequence_id + (self.beams.width if self.beams else 1) - 1
+        return self.sequence_id + self.num_sequences - 1
 
 
 class FinishReason(enum.Enum):
@@ -113,11 +118,16 @@ class SequenceUpdate(NamedTuple):
 class NeverFits(ValueError):
     """The prompt leaves no room for one generated token in the context or in the whole pool."""
 
-    def __init__(self, num_prompt_tokens: int, room: int) -> None:
-        """`room` is how many tokens could follow the prompt: less than 1."""
+    def __init__(self, request: Request, room: int) -> None:
+        """`room` is how many tokens could follow the prompt of `request`: less than 1."""
+        holder, advice = "a sequence", "shorten the prompt"
+        if request.beams is not None:
+            holder = f"each of {request.beams.width} beams"
+            advice = "make beam_search.width smaller, or shorten the prompt"
+        num_prompt = len(request.prompt)
         super().__init__(
-            f"the prompt has {num_prompt_tokens} tokens, and a sequence holds {num_prompt_tokens + room} here, the"
-            " answer included: shorten the prompt"
+            f"the prompt has {num_prompt} tokens, and {holder} holds {num_prompt + room} here, the answer included:"
+            f" {advice}"
         )
 
 

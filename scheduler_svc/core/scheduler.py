@@ -78,7 +78,7 @@ class Scheduler:
         """
         room = most_output(self._info, request)
         if room < 1:
-            raise NeverFits(len(request.prompt), room)
+            raise NeverFits(request, room)
         sequence = Sequence(request, min(room, request.max_tokens or room), output, beginning)
         sequence.show(view_of(sequence, self._blocks))
         self._roster.add(sequence)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
 
 from common.grammar import Grammar, GrammarKind
 from common.matching import GrammarError
 from common.step import FailedSequence, InvalidPlan, NewSequence, Sampling, ScheduledSequence
-from executor_svc.constraints import Constraint, Constraints
+from executor_svc.batch import build_masks
+from executor_svc.constraints import Constraint, Constraints, Mask
 from executor_svc.engine import Engine
+from executor_svc.sequence import HeldSequence, Row
 from tests.checkpoints import EOS, MERGED, VOCAB_SIZE, write_tiny
-from tests.executor.driver import Session
+from tests.executor.driver import GREEDY, Session
 
 THE = MERGED["the"]
 PROMPT = (1, 2, 3)
@@ -27,8 +34,12 @@ def regex(source: str, *ends: int) -> Grammar:
     return Grammar(GrammarKind.REGEX, source, ends or (EOS,))
 
 
+def mask_of(constraint: Constraint) -> Mask | None:
+    return constraint.mask(time.monotonic() + 10)
+
+
 def allowed(constraint: Constraint) -> set[int]:
-    mask = constraint.mask()
+    mask = mask_of(constraint)
     assert mask is not None
     return {token for token in range(VOCAB_SIZE) if mask[token // 32] >> token % 32 & 1}
 
@@ -92,25 +103,38 @@ def test_what_cannot_go_on_says_why_and_goes_on_saying_it(
     constraints: Constraints, grammar: Grammar, answer: bytes, words: str
 ) -> None:
     constraint = constraints.begin(grammar, answer)
-    assert constraint.mask() is None
+    assert mask_of(constraint) is None
     error = constraint.advance(5)
     assert error and words in error and "\n" not in error
-    assert constraint.mask() is None
+    assert mask_of(constraint) is None
     assert constraint.advance(6) == error
 
 
-def test_a_token_that_is_not_allowed_ends_it(constraints: Constraints) -> None:
-    constraint = constraints.begin(regex("abc"), b"a")
+class Panic(BaseException):
+    """What a fault inside of the library is raised as."""
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("secret"), TimeoutError("secret"), Panic("secret")])
+def test_a_fault_in_a_thread_is_that_of_one_answer(
+    constraints: Constraints, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    def check(matcher: object) -> None:
+        raise fault
+
+    monkeypatch.setattr("executor_svc.constraints.check", check)
+    constraint = constraints.begin(regex("abc"), b"")
+    assert mask_of(constraint) is None
     error = constraint.advance(ord("a"))
-    assert error == "no token is left that both the form of the answer and the other parameters allow"
-    assert constraint.mask() is None and constraint.advance(ord("b")) == error
+    assert error is not None and error.endswith(f"too complex: {type(fault).__name__}")
 
 
 def test_a_model_whose_tokenizer_cannot_be_read_says_so(tmp_path: Path) -> None:
     constraints = Constraints(tmp_path, VOCAB_SIZE, 1)
     with pytest.raises(GrammarError, match="the tokenizer of this model cannot follow a grammar"):
         constraints.wait_ready()
-    error = constraints.begin(regex("a"), ()).advance(5)
+    constraint = constraints.begin(regex("a"), ())
+    assert mask_of(constraint) is None
+    error = constraint.advance(5)
     assert error is not None and "tokenizer" in error
 
 
@@ -132,6 +156,62 @@ def test_one_that_fails_is_named_and_its_neighbours_draw_what_they_draw_alone(en
     again = session.step(scheduled=tuple(ScheduledSequence(number, 1) for number in (1, 2)))
     assert again.failed == (FailedSequence(2, result.failed[0].error),)
     assert session.step(scheduled=(ScheduledSequence(3, 1),), finished_ids=(2,)).failed == ()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "bans",
+    [{"banned_token_ids": (0, ord("b"))}, {"allowed_token_ids": (ord("c"), ord("d"))}, {"bad_words": ((0,), (98,))}],
+)
+def test_where_grammar_and_bans_leave_no_token_the_answer_ends_and_its_neighbour_goes_on(
+    engine: Engine, bans: dict[str, Any], temperature: float
+) -> None:
+    """Token 0 is one that the form allows."""
+    neighbour, stuck = sequence(1, 1, regex("[0-9]+x"), b"12"), sequence(2, 2, regex("ab?", 0), b"a")
+    stuck = replace(stuck, sampling=replace(stuck.sampling, temperature=temperature, **bans))
+    result = Session(engine).step(new_sequences=(neighbour, stuck))
+    words = "no token is left that both the form of the answer and the other parameters allow"
+    assert result.failed == (FailedSequence(2, words),)
+    assert chr(result.sampled[0].token_id) in "0123456789x"
+
+
+def test_an_answer_that_its_grammar_gets_too_complex_for_harms_no_other_of_the_same_grammar(
+    constraints: Constraints,
+) -> None:
+    grammar = regex("[a-z]{8}((((a{1,100}){1,100}){1,100}){1,100}){200,300}")
+    early, late = constraints.begin(grammar, b"a" * 7), constraints.begin(grammar, b"a" * 7)
+    assert mask_of(early) is not None
+    assert early.advance(ord("a")) is None and early.advance(ord("a")) is None
+    assert mask_of(early) is None
+    assert mask_of(late) is not None and mask_of(constraints.begin(grammar, b"a" * 7)) is not None
+
+
+def test_a_mask_that_is_not_known_in_time_ends_its_answer_and_a_known_one_is_taken_though_the_time_is_up(
+    constraints: Constraints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = constraints.begin(regex("abc"), b"")
+    assert mask_of(known) is not None
+    stuck = threading.Event()
+    monkeypatch.setattr("executor_svc.constraints.check", lambda matcher: stuck.wait(30))
+    slow = constraints.begin(regex("abc"), b"")
+    assert slow.mask(time.monotonic()) is None
+    stuck.set()
+    error = slow.advance(ord("a"))
+    assert error is not None and error.endswith("its next token is not known after 10 s")
+    assert known.mask(time.monotonic()) is not None and known.advance(ord("a")) is None
+
+
+def test_all_masks_of_a_step_are_waited_for_together() -> None:
+    asked: list[float] = []
+
+    class Asked:
+        def mask(self, until: float) -> None:
+            asked.append(until)
+
+    constraint = cast(Constraint, Asked())
+    held = [HeldSequence(number, [1], 1, 0, [], GREEDY, 0, constraint) for number in range(3)]
+    assert build_masks([Row(each, 0, 1, draws=True) for each in held], torch.device("cpu")) is None
+    assert len(asked) == 3 and len(set(asked)) == 1
 
 
 def test_the_grammar_of_a_resident_sequence_is_reported(engine: Engine) -> None:

@@ -14,6 +14,8 @@ from transformers import LlamaForCausalLM
 from common.logprobs import MAX_LOGPROBS, TokenLogprobs
 from common.step import InvalidPlan, NewSequence, Sampling, ScheduledSequence, StepResult
 from executor_svc.engine import Engine
+from executor_svc.scores import split_logits
+from executor_svc.sequence import HeldSequence, Row
 from tests.checkpoints import BOS
 from tests.executor.driver import GREEDY, Session, blocks_for
 
@@ -50,6 +52,20 @@ def run(engine: Engine, sampling: Sampling, chunk: int) -> list[StepResult]:
         blocks = tuple(range(blocks_for(start, size), blocks_for(end, size)))
         results.append(session.step(scheduled=(ScheduledSequence(1, end - start, blocks),)))
     return results
+
+
+def test_the_logits_of_known_tokens_are_not_copied_and_stay_as_they_are() -> None:
+    asking = replace(GREEDY, num_prompt_logprobs=3)
+    rows = [
+        Row(HeldSequence(number, [5] * 4, 4, 0, [], sampling, 0), 0, 4, draws=True)
+        for number, sampling in enumerate((asking, GREEDY))
+    ]
+    logits = torch.arange(10.0).view(5, 2)
+    drawn, known = split_logits(logits, rows)
+    assert (drawn.tolist(), known) == ([[6.0, 7.0], [8.0, 9.0]], [0, 1, 2])
+    drawn.fill_(-1)
+    assert logits.flatten().tolist() == list(range(10))
+    assert split_logits(logits, rows[1:])[0] is logits, "there is nothing to keep"
 
 
 @pytest.mark.parametrize("chunk", [1, 15, 16, 17, 36, 37])

@@ -19,7 +19,7 @@ def test_against_a_sorted_float64_softmax(rows: int, vocab_size: int, num_top: i
     generator = torch.Generator().manual_seed(rows * vocab_size + num_top)
     logits = torch.randint(-30, 30, (rows, vocab_size), generator=generator) / 4.0  # many are equal
     token_ids = torch.randint(0, vocab_size, (rows,), generator=generator)
-    found = token_logprobs(logits, token_ids, num_top)
+    found = token_logprobs(logits, torch.arange(rows), token_ids, num_top)
     for row in range(rows):
         expected = logits[row].double().log_softmax(-1).tolist()
         order = sorted(range(vocab_size), key=lambda token: (-expected[token], token))
@@ -34,16 +34,16 @@ def test_a_row_is_the_same_alone_and_among_others() -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(70, 1001, generator=generator) * 5
     token_ids = torch.randint(0, 1001, (70,), generator=generator)
-    together = token_logprobs(logits, token_ids, 20)
+    together = token_logprobs(logits, torch.arange(70), token_ids, 20)
     for row in (0, 31, 32, 69):
-        alone = token_logprobs(logits[row : row + 1].clone(), token_ids[row : row + 1], 20)
+        alone = token_logprobs(logits, torch.tensor([row]), token_ids[row : row + 1], 20)
         for one, other in zip(row_of(alone, 0), row_of(together, row), strict=True):
             assert torch.equal(one, other)
 
 
 def test_what_is_no_number_is_the_least_likely_and_nothing_becomes_infinite() -> None:
     logits = torch.tensor([[0.0, float("nan"), float("-inf"), 1.0]])
-    found = token_logprobs(logits, torch.tensor([1]), 4)
+    found = token_logprobs(logits, torch.tensor([0]), torch.tensor([1]), 4)
     assert found.top_ids.tolist() == [[3, 0, 1, 2]]
     assert found.ranks.tolist() == [3]
     assert found.top_logprobs.isfinite().all()

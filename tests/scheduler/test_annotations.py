@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
+import pytest
+
+from citybus.v1 import generation_pb2 as pb
 from common.logprobs import TokenLogprobs
 from scheduler_svc.annotations import Annotations, Asked
 from scheduler_svc.answer_params import AnswerParams
@@ -11,6 +15,7 @@ from scheduler_svc.core.request import FinishReason, Outcome, SequenceUpdate
 from scheduler_svc.core.scoring import Scored
 from scheduler_svc.detokenizer import Detokenizer
 from scheduler_svc.output_stream import Delta, OutputObserver, OutputStream
+from scheduler_svc.relay import relay
 from scheduler_svc.responses import parts_of, response_of
 from scheduler_svc.ride import Ride, Sample
 from scheduler_svc.rides import MAX_ANNOTATED, Rides
@@ -74,12 +79,12 @@ async def test_what_does_not_follow_what_is_there_is_left_out() -> None:
 async def test_messages_say_what_is_known_and_what_is_not() -> None:
     annotations = Annotations(ALL, PROMPT)
     take(annotations, 1, 3)
-    message = response_of(Delta(0, [4, 5], "x"), annotations)
+    message = response_of(Delta(0, [4, 5], "x"), annotations, annotations)
     known, unknown = message.logprobs
     assert (known.logprob, known.rank, list(known.top_ids), list(known.top_logprobs)) == (-1.5, 4, [0, 1], [0.0, -1.0])
     assert not unknown.HasField("logprob")
     assert [each.HasField("logprob") for each in message.prompt.logprobs] == [False, True, True]
-    assert not response_of(Delta(1, [5], "x"), annotations).HasField("prompt")
+    assert not response_of(Delta(1, [5], "x"), annotations, annotations).HasField("prompt")
     assert not response_of(Delta(0, [4], "x"), None).HasField("prompt")
 
 
@@ -100,19 +105,68 @@ def test_a_large_delta_in_parts() -> None:
         assert list(parts_of(whole, 2)) == [whole]
 
 
+class Written:
+    """A reader's side of a call."""
+
+    def __init__(self) -> None:
+        self.messages: list[pb.GenerateResponse] = []
+
+    async def write(self, message: pb.GenerateResponse) -> None:
+        self.messages.append(message)
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+async def test_the_prompt_comes_with_the_best_answer_whichever_it_is(logprobs: bool) -> None:
+    """The first sample has it, and here the second is the best."""
+    first = Annotations(Asked(logprobs, prompt_logprobs=True, echo="ab"), PROMPT)
+    second = Annotations(Asked(logprobs, prompt_logprobs=False, echo=None), PROMPT) if logprobs else None
+    samples = [Sample(index, index, make_stream, Counter(), each) for index, each in enumerate((first, second))]
+    ride = Ride(("", "a"), samples, AnswerParams(2, 3), b"", 1.0, None)
+    take(first, 1, 2)
+    for number, sample in enumerate(samples):
+        outcome = Outcome(FinishReason.LENGTH, 3, 1, 0, 0, 0.1, 0.2, 0.5, score=float(number))
+        sample.push(SequenceUpdate(number, 0, (5 + number,), outcome, scored=Scored(3, (score(3 + number),))))
+    reader = Written()
+    async with asyncio.timeout(5):
+        await relay(ride, ride.stream, cast(Any, reader))
+    best, other = reader.messages
+    assert (best.sample, list(best.token_ids), other.sample, list(other.token_ids)) == (0, [6], 1, [5])
+    assert (list(best.prompt.token_ids), best.prompt.text, len(best.prompt.logprobs)) == ([7, 8, 9], "ab", 3)
+    assert not other.HasField("prompt")
+    assert [[each.rank for each in message.logprobs] for message in reader.messages] == (
+        [[5], [4]] if logprobs else [[], []]
+    )
+
+
+def ended_with(rides: Rides, number: int, *, is_read: bool = False) -> Annotations:
+    """What a request is told that has just ended."""
+    annotations = Annotations(Asked(logprobs=True, prompt_logprobs=False, echo=None), PROMPT)
+    sample = Sample(0, number, make_stream, Counter(), annotations)
+    ride = Ride(("", str(number)), [sample], AnswerParams(), b"", 1.0, None)
+    rides.add(ride)
+    if is_read:
+        rides.board(ride)
+    outcome = Outcome(FinishReason.LENGTH, 3, 1, 0, 0, 0.1, 0.2, 0.5)
+    sample.push(SequenceUpdate(number, 0, (5,), outcome, scored=Scored(3, (score(3),))))
+    return annotations
+
+
 async def test_of_ended_requests_only_the_last_keep_their_log_probabilities() -> None:
     rides = Rides(2 * MAX_ANNOTATED, lambda sequence_id: None)
-    ended = [
-        Annotations(Asked(logprobs=True, prompt_logprobs=False, echo=None), PROMPT) for _ in range(MAX_ANNOTATED + 1)
-    ]
-    for number, each in enumerate(ended):
-        sample = Sample(0, number, make_stream, Counter(), each)
-        rides.add(Ride(("", str(number)), [sample], AnswerParams(), b"", 1.0, None))
-        outcome = Outcome(FinishReason.LENGTH, 3, 1, 0, 0, 0.1, 0.2, 0.5)
-        sample.push(SequenceUpdate(number, 0, (5,), outcome, scored=Scored(3, (score(3),))))
-        assert await each.known(range(1))
+    ended = [ended_with(rides, number) for number in range(MAX_ANNOTATED + 1)]
     assert [each.of_tokens(range(1)) for each in ended] == [[None], *[[score(3)]] * MAX_ANNOTATED]
 
 
+async def test_an_ended_request_keeps_its_log_probabilities_while_it_is_read() -> None:
+    rides = Rides(2 * MAX_ANNOTATED, lambda sequence_id: None)
+    read = ended_with(rides, 0, is_read=True)
+    later = [ended_with(rides, number) for number in range(1, MAX_ANNOTATED + 1)]
+    assert [each.of_tokens(range(1)) for each in (read, *later[:2])] == [[score(3)], [None], [score(3)]]
+    rides.leave(rides.find(("", "0")))
+    assert read.of_tokens(range(1)) == [score(3)]
+    ended_with(rides, MAX_ANNOTATED + 1)
+    assert [each.of_tokens(range(1)) for each in (read, later[1])] == [[None], [score(3)]]
+
+
 def make_stream(observer: OutputObserver, first_index: int, sample: int) -> OutputStream:
-    return OutputStream(Detokenizer(BYTES, (), frozenset()), (), observer, first_index)
+    return OutputStream(Detokenizer(BYTES, (), frozenset()), (), observer, first_index, sample)

@@ -73,7 +73,8 @@ async def test_F58_a_form_that_its_process_dies_of_is_refused_and_the_next_one_i
         first = worker_of(forms)
         os.kill(first, killed_by)
         assert cause in await refusal(forms, form("b"))
-        await forms.check(form("b"), VOCAB_SIZE)
+        assert cause in await refusal(forms, form("b")), "it is not tried again"
+        await forms.check(form("c"), VOCAB_SIZE)
         assert worker_of(forms) != first
 
 
@@ -86,11 +87,28 @@ async def test_a_process_that_somebody_else_ended_is_no_fault_of_the_form(model:
         await forms.check(form("b"), VOCAB_SIZE)
 
 
-async def test_what_was_good_once_is_not_tried_again(model: Path) -> None:
+async def test_what_was_tried_once_is_not_tried_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor what somebody else has tried while it waited; of all, the last ones are known."""
+    monkeypatch.setattr("scheduler_svc.form_check._MAX_KNOWN", 2)
+    tried: list[str] = []
+
+    async def ask(grammar: Grammar, vocab_size: int) -> str | None:
+        tried.append(grammar.source)
+        await asyncio.sleep(0)
+        return "bad" if grammar.source == "b" else None
+
     async with checking(model) as forms:
+        monkeypatch.setattr(forms, "_ask", ask)
+        for _ in range(2):
+            refusals = await asyncio.gather(refusal(forms, form("b")), refusal(forms, form("b")))
+            assert list(refusals) == ["structured_output.x: bad"] * 2
+            await asyncio.gather(forms.check(form("a"), VOCAB_SIZE), forms.check(form("a"), VOCAB_SIZE))
+        assert tried == ["b", "a"]
+        await refusal(forms, form("b"))
+        await forms.check(form("c"), VOCAB_SIZE)
+        await refusal(forms, form("b"))
         await forms.check(form("a"), VOCAB_SIZE)
-        os.kill(worker_of(forms), signal.SIGKILL)
-        await forms.check(form("a"), VOCAB_SIZE)
+    assert tried == ["b", "a", "c", "a"]
 
 
 async def test_a_caller_that_goes_away_leaves_its_answer_to_nobody(model: Path) -> None:
@@ -101,6 +119,24 @@ async def test_a_caller_that_goes_away_leaves_its_answer_to_nobody(model: Path) 
         gone.cancel()
         await forms.check(form("c"), VOCAB_SIZE)
         assert gone.cancelled()
+
+
+async def test_a_caller_that_goes_away_while_it_waits_is_not_tried(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    async def ask(grammar: Grammar, vocab_size: int) -> None:
+        tried.append(grammar.source)
+        await asyncio.sleep(0.01)
+
+    async with checking(model) as forms:
+        monkeypatch.setattr(forms, "_ask", ask)
+        callers = [asyncio.create_task(forms.check(form(source), VOCAB_SIZE)) for source in "abc"]
+        await asyncio.sleep(0)
+        callers[1].cancel()
+        await asyncio.wait(callers)
+    assert tried == ["a", "c"]
 
 
 async def test_a_model_whose_tokenizer_cannot_be_followed_refuses_every_form(tmp_path: Path) -> None:

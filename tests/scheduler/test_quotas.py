@@ -39,8 +39,14 @@ def outcome(reason: FinishReason, num_output_tokens: int) -> Outcome:
 
 
 def accept(quotas: Quotas, tenant: str, num_prompt_tokens: int) -> Seat:
-    with quotas.seat(tenant) as seat:
+    with quotas.seats(tenant) as (seat,):
         seat.accept(num_prompt_tokens)
+    return seat
+
+
+def restored(quotas: Quotas, tenant: str, num_prompt_tokens: int, num_output_tokens: int) -> Seat:
+    (seat,) = quotas.restored_seats(tenant)
+    seat.restore(num_prompt_tokens, num_output_tokens)
     return seat
 
 
@@ -54,7 +60,9 @@ def test_requests_at_once() -> None:
     quotas = Quotas(lambda tenant: Limits(max_requests=2), Clock())
     first, second = accept(quotas, "a", 5), accept(quotas, "a", 5)
     error = refused(quotas, "a", 5)
-    assert str(error) == "the tenant has 2 requests, and may have 2 at once (max_requests); try again later"
+    assert str(error) == (
+        "the tenant has 2 requests, and may have 2 at once (max_requests); this one counts as 1; try again later"
+    )
     assert error.retry_after_s == 1.0
     accept(quotas, "b", 5)
     first.add_output(1)
@@ -62,6 +70,39 @@ def test_requests_at_once() -> None:
     second.end()
     accept(quotas, "a", 5)
     refused(quotas, "a", 5)
+
+
+def test_a_request_that_counts_as_several_gets_all_of_its_seats_or_none() -> None:
+    quotas = Quotas(lambda tenant: Limits(max_requests=4, max_queued_requests=3), Clock())
+    with quotas.seats("a", 3, 3) as seats:
+        assert len(seats) == quotas.account("a").requests == 3
+    with pytest.raises(Exhausted, match=r"has 3 requests, and may have 4 at once.*counts as 2; try") as caught:
+        quotas.seats("a", 2, 2).__enter__()
+    assert caught.value.retry_after_s == 1.0
+    for count, words in ((4, "may have 3 queued requests"), (5, "may have 4 requests")):
+        with pytest.raises(Exhausted, match=f"this request counts as {count}, and the tenant {words}") as caught:
+            quotas.seats("a", count, count).__enter__()
+        assert caught.value.retry_after_s is None, "it never can"
+    assert quotas.account("a").requests == 3
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_search_counts_as_its_beams_until_the_last_answer_has_ended(is_restored: bool) -> None:
+    quotas = Quotas(lambda tenant: Limits(max_requests=4), Clock())
+    if is_restored:
+        seats = quotas.restored_seats("a", 2, 4)
+    else:
+        with quotas.seats("a", 2, 4) as seats:
+            pass
+    account = quotas.account("a")
+    assert (len(seats), account.requests, account.queued) == (2, 4, 4)
+    seats[0].add_output(3)
+    assert (account.requests, account.queued) == (4, 1)
+    for seat in seats:
+        seat.end(3)
+    assert (account.requests, account.queued) == (0, 0)
+    with pytest.raises(Exhausted, match="this request counts as 5, and the tenant may have 4 requests at once"):
+        quotas.seats("a", 1, 5).__enter__()
 
 
 def test_queued_requests_and_their_tokens() -> None:
@@ -106,7 +147,7 @@ def test_tokens_of_a_minute_come_back_evenly() -> None:
 def test_a_request_that_is_not_taken_in_costs_nothing() -> None:
     quotas = Quotas(lambda tenant: Limits(max_requests=1, tokens_per_minute=60), Clock())
     for _ in range(3):
-        with contextlib.suppress(KeyError), quotas.seat("a") as seat:
+        with contextlib.suppress(KeyError), quotas.seats("a") as (seat,):
             seat.accept(60)
             raise KeyError
     assert quotas.account("a").bucket.used == 0.0
@@ -139,7 +180,7 @@ def test_limits_are_those_of_the_moment() -> None:
 
 def test_what_a_process_before_has_accepted_counts() -> None:
     quotas = Quotas(lambda tenant: Limits(max_requests=2, max_queued_tokens=10, tokens_per_minute=60), Clock())
-    running, queued = quotas.restored_seat("a", 50, 20), quotas.restored_seat("a", 10, 0)
+    running, queued = restored(quotas, "a", 50, 20), restored(quotas, "a", 10, 0)
     account = quotas.account("a")
     assert (account.requests, account.queued, account.queued_tokens, account.bucket.used) == (2, 1, 10, 80.0)
     refused(quotas, "a", 1)
@@ -172,13 +213,13 @@ class Requests(RuleBasedStateMachine):
     def arrive(self, tenant: str, num_prompt: int, num_output: int, new: bool) -> None:
         num_output = 0 if new else num_output
         seat = accept(self.quotas, tenant, num_prompt) if new else None
-        seat = seat or self.quotas.restored_seat(tenant, num_prompt, num_output)
+        seat = seat or restored(self.quotas, tenant, num_prompt, num_output)
         self.live.append((tenant, num_prompt, [0] * num_output, Charged(Sink(), seat)))
         self.used[tenant] += num_prompt + num_output
 
     @rule(tenant=st.sampled_from("ab"), num_prompt=st.integers(1, 9), known=st.booleans())
     def turn_back(self, tenant: str, num_prompt: int, known: bool) -> None:
-        with contextlib.suppress(KeyError), self.quotas.seat(tenant) as seat:
+        with contextlib.suppress(KeyError), self.quotas.seats(tenant) as (seat,):
             if known:
                 seat.accept(num_prompt)
             raise KeyError

@@ -137,6 +137,22 @@ async def test_where_one_sample_fails_all_do() -> None:
         await read(ride.attach(()), 3)
 
 
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.ERROR])
+async def test_a_request_of_which_one_sample_failed_before_this_process_ends_with_the_others(
+    reason: FinishReason,
+) -> None:
+    rides = Rides(3, lambda sequence_id: None)
+    ride = a_ride(3)
+    ride.samples[1].ended_before(end(FinishReason.ERROR))
+    rides.add(ride)
+    say(ride, 0, 0, b"", end(FinishReason.LENGTH))
+    assert not ride.has_ended
+    say(ride, 2, 0, b"", end(reason))
+    assert ride.has_ended and ride.is_lost
+    with rides.reserve(ride.key, 3):
+        pass
+
+
 async def test_a_sample_counts_as_a_request() -> None:
     rides = Rides(5, lambda sequence_id: None)
     ride = a_ride(3)
@@ -147,6 +163,9 @@ async def test_a_sample_counts_as_a_request() -> None:
         pass
     with rides.reserve(("", "b"), 2), pytest.raises(AlreadyExists), rides.reserve(ride.key, 1):
         pass
+    with pytest.raises(Exhausted, match="counts as 6, and the server serves 5 at once") as caught:
+        rides.reserve(("", "b"), 6).__enter__()
+    assert caught.value.retry_after_s is None, "it never can"
     for sample in range(3):
         say(ride, sample, 0, b"", end(FinishReason.LENGTH))
     with rides.reserve(("", "c"), 5):

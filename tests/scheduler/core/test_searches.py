@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler_svc.core.answers import sheddable
 from scheduler_svc.core.beams import BeamParams, EarlyStopping
-from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.policy import SequenceView
+from scheduler_svc.core.request import FinishReason, NeverFits
+from scheduler_svc.core.sequence import Status
 from scheduler_svc.policies import BUILT_IN
 from tests.fakes import INFO
 from tests.scheduler.core.driver import Driver, request, search
@@ -52,6 +55,18 @@ def test_a_small_pool_preempts_searches_as_a_whole(num_blocks: int, policy: str)
     assert {driver.outcomes[key].reason for key in driver.requests} == {FinishReason.LENGTH}
 
 
+def test_a_search_that_can_never_fit_says_what_would() -> None:
+    driver = Driver(replace(INFO, num_blocks=9, block_size=4))
+    words = (
+        "the prompt has 17 tokens, and each of 8 beams holds 16 here, the answer included: make beam_search.width"
+        " smaller, or shorten the prompt"
+    )
+    with pytest.raises(NeverFits, match=f"^{words}$"):
+        driver.scheduler.add(search(1, prompt(17), BeamParams(8, 1), max_tokens=1))
+    assert driver.add(search(1, prompt(17), BeamParams(5, 1), max_tokens=1))
+    driver.drain()
+
+
 def test_preemptions_of_searches_happen() -> None:
     driver = Driver(replace(INFO, num_blocks=14, block_size=4))
     for key in (10, 20, 30):
@@ -59,6 +74,21 @@ def test_preemptions_of_searches_happen() -> None:
     driver.drain()
     assert driver.outcomes[10].num_preemptions == 0, "the eldest is never a victim"
     assert sum(driver.outcomes[key].num_preemptions for key in (20, 30)) > 0
+
+
+def test_a_search_that_waits_again_has_no_token_and_may_be_shed() -> None:
+    """It starts over, so it takes as long as one that has never run."""
+    driver = Driver(replace(INFO, num_blocks=14, block_size=4))
+    for key in (10, 20, 30):
+        driver.add(search(key, prompt(5), BeamParams(3, 3), max_tokens=9, deadline=1e9))
+    preempted: list[SequenceView] = []
+    while not preempted:
+        assert driver.step()
+        waiting = [one for one in driver.scheduler.live() if one.status is Status.WAITING]
+        preempted = [one.view for one in waiting if one.num_preemptions]
+    assert [view.num_output_tokens for view in preempted] == [0] * len(preempted)
+    assert sheddable(preempted) == preempted
+    driver.drain()
 
 
 def test_full_blocks_are_shared_and_the_last_one_is_copied_where_beams_part() -> None:

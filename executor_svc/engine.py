@@ -175,8 +175,8 @@ class Engine:
             _stop_where_none_is_left(logits, drawn, drawing)
         tokens = drawn.tolist()
         scores = score_drawn(asking, drawing, tokens)
-        sampled = map(SampledToken, (row.sequence.sequence_id for row in drawing), tokens, scores)
-        return tuple(_valid(rows, sampled))
+        sampled = tuple(map(SampledToken, (row.sequence.sequence_id for row in drawing), tokens, scores))
+        return sampled if len(sampled) == len(rows) else tuple(_valid(rows, iter(sampled)))
 
 
 def _stop_where_none_is_left(logits: torch.Tensor, drawn: torch.Tensor, rows: Sequence[Row]) -> None:

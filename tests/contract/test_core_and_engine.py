@@ -179,15 +179,15 @@ def test_log_probabilities_come_once_for_every_token_whatever_happens(
 def test_speculation_gives_ref(request: pytest.FixtureRequest, kind: str) -> None:
     """Right and wrong guesses beside prefills, preemptions and lost results."""
     engine: Engine = request.getfixturevalue(kind)
-    keys = (12, 26, 31, 33, 34, 29, 19, 11)  # after eight of these, many answers repeat themselves
+    keys = (12, 26, 31, 33, 34)  # after eight of these, answers repeat themselves at times
     requests = [
-        Request(key, (key,) * 8, Sampling(temperature=(0.0, 0.0, 0.3)[key % 3], seed=key), 0.0, max_tokens=90)
+        Request(key, (key,) * 8, Sampling(temperature=(0.0, 0.0, 0.3)[key % 3], seed=key), 0.0, max_tokens=64)
         for key in keys
     ]
-    expected = {r.sequence_id: reference(engine, r.prompt, 90, r.sampling) for r in requests}
-    info = replace(engine.describe(), num_blocks=24)
-    ran = drive(engine, info, "fcfs", requests, break_every=9, speculative_tokens=5)
+    expected = {r.sequence_id: reference(engine, r.prompt, 64, r.sampling) for r in requests}
+    info = replace(engine.describe(), num_blocks=12)
+    ran = drive(engine, info, "fcfs", requests, break_every=8, speculative_tokens=5)
     assert ran.tokens == expected
     assert min(ran.seen["sealed"], ran.seen["preempted"], ran.seen["broken"]) > 0, ran.seen
-    assert 200 < ran.totals.accepted_draft_tokens < ran.totals.draft_tokens
+    assert 100 < ran.totals.accepted_draft_tokens < ran.totals.draft_tokens
     assert residents(engine) == {}

@@ -1,4 +1,4 @@
-"""How far are bf16 logits from those in float32? By the native library and by torch, over every token of the prompts.
+"""How far are logits in bf16, and of fp8 and int8 keys and values, from those in float32? Over every prompt token.
 
 Run: python -m bench.cpu_accuracy --model FOLDER
 The error is the root mean square of the difference to torch in float32, from the same bf16 weights.
@@ -32,10 +32,10 @@ def prompt_batch(token_ids: list[int]) -> Batch:
     return replace(batch, token_ids=torch.tensor(token_ids), drawing_rows=torch.arange(len(token_ids)))
 
 
-def logits(model: Model, dtype: torch.dtype, batches: list[Batch]) -> torch.Tensor:
-    """Float32 [tokens, vocab_size]."""
+def logits(model: Model, kv_dtype: torch.dtype, batches: list[Batch]) -> torch.Tensor:
+    """Float32 [tokens, vocab_size], through a pool of `kv_dtype`."""
     blocks = max(batch.paged.block_tables.numel() for batch in batches)
-    pool = KvPool(model.spec, num_blocks=blocks, block_size=16, dtype=dtype, device=CPU)
+    pool = KvPool(model.spec, num_blocks=blocks, block_size=16, dtype=kv_dtype, device=CPU)
     return torch.cat([model.forward(batch, pool).clone() for batch in batches])
 
 
@@ -50,12 +50,15 @@ def main() -> int:
     batches = [prompt_batch(tokenizer.encode(prompt).ids) for prompt in BUILT_IN]
     spec, kernels = ModelSpec.read(options.model), kernels_for(CPU)
 
-    def by_torch(dtype: torch.dtype) -> torch.Tensor:
-        return logits(Llama(spec, Checkpoint(options.model, dtype, CPU), kernels), dtype, batches)
+    def by_torch(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        model, name = Llama(spec, Checkpoint(options.model, dtype, CPU), kernels), str(dtype).replace(".", " ")
+        pools = {name: dtype, f"{name}, fp8 KV": torch.float8_e4m3fn, f"{name}, int8 KV": torch.int8}
+        return {row: logits(model, kv_dtype, batches) for row, kv_dtype in pools.items()}
 
     with torch.inference_mode():
-        exact = by_torch(torch.float32)
-        results = {"torch bfloat16": by_torch(torch.bfloat16)}
+        results = by_torch(torch.float32)
+        exact = results.pop("torch float32")
+        results |= by_torch(torch.bfloat16)
         for isa in library.instruction_sets():
             checkpoint = Checkpoint(options.model, torch.bfloat16, CPU)
             model = NativeLlama(spec, checkpoint, library.model(native_shape(spec), isa, torch.get_num_threads()))
@@ -64,7 +67,7 @@ def main() -> int:
     for name, found in results.items():
         error = (found - exact).square().mean().sqrt()
         same = (found.argmax(-1) == exact.argmax(-1)).float().mean()
-        print(f"{name:<20} error {error:.4f}, same likeliest token {100 * same:.1f} %")
+        print(f"{name:<24} error {error:.4f}, same likeliest token {100 * same:.1f} %")
     return 0
 
 

@@ -12,6 +12,7 @@ import torch
 
 from kernels.backend import REFERENCE, Kernels
 from kernels.paged_attention import PagedBatch
+from kernels.quantise import quantise
 from kernels.sample_tokens import Draws
 from kernels.triton.record import TRITON
 
@@ -44,6 +45,7 @@ class Attention:
     sizes: Sizes
     window: int | None = None
     soft_cap: float | None = None
+    scales: torch.Tensor | None = None
 
     @staticmethod
     def random(sizes: Sizes, counts: list[int], lengths: list[int], dtype: torch.dtype, device: str) -> Attention:
@@ -62,6 +64,11 @@ class Attention:
         queries = torch.randn(sum(counts), sizes.heads, sizes.head_dim, device=device).to(dtype)
         return Attention(queries, pools, PagedBatch(tables.to(device), lengths, starts), sizes)
 
+    def quantised(self, dtype: torch.dtype) -> Attention:
+        """The same with pools of `dtype`."""
+        numbers, scales = quantise(self.pools, dtype)
+        return replace(self, pools=numbers, scales=scales)
+
     def plan(self, kernels: Kernels) -> Any:
         return kernels.plan_attention(
             self.batch,
@@ -74,7 +81,16 @@ class Attention:
         )
 
     def run(self, kernels: Kernels) -> torch.Tensor:
-        return kernels.paged_attention(self.queries, self.pools[0], self.pools[1], self.plan(kernels))
+        return self.attend(kernels, self.plan(kernels))
+
+    def attend(self, kernels: Kernels, plan: Any) -> torch.Tensor:
+        return kernels.paged_attention(self.queries, self.pools[0], self.pools[1], plan, self.scales)
+
+
+def quantised_dtypes(device: str) -> dict[str, torch.dtype]:
+    """Of pools with scales: those that the device has."""
+    has_fp8 = device == "cpu" or torch.cuda.get_device_capability() >= (8, 9)
+    return {"int8": torch.int8} | ({"fp8": torch.float8_e4m3fn} if has_fp8 else {})
 
 
 def errors(device: str, dtypes: list[torch.dtype]) -> Iterator[dict[str, object]]:
@@ -121,7 +137,25 @@ def _pairs(device: str, dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, tor
         pairs[f"paged_attention, {head_dim}"] = (attention.run(TRITON), wide.run(REFERENCE))
     attention, wide = (replace(one, window=600, soft_cap=2.0) for one in (attention, wide))
     pairs["paged_attention, 256, window and soft cap"] = (attention.run(TRITON), wide.run(REFERENCE))
+    few = Attention.random(Sizes(heads=6, kv_heads=2, head_dim=80), [1, 5], [530, 33], dtype, device)
+    for name, quantised in quantised_dtypes(device).items():
+        stored = few.quantised(quantised)
+        wide = replace(stored, queries=stored.queries.float())
+        pairs[f"paged_attention, {name}"] = (stored.run(TRITON), wide.run(REFERENCE))
+        pairs[f"rotate_and_store, {name}"] = (
+            _stored(TRITON, heads, slots, quantised),
+            _stored(REFERENCE, heads, slots, quantised),
+        )
     return pairs
+
+
+def _stored(kernels: Kernels, heads: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is in a pool with scales after `heads`, not turned, were stored: every number is to be the same."""
+    pools = torch.zeros(2, 4, BLOCK_SIZE, 3, 64, dtype=torch.int8, device=heads.device).view(dtype)
+    scales = torch.zeros(pools.shape[:-1], device=heads.device)
+    angles = torch.zeros(len(heads), 32, device=heads.device)
+    kernels.rotate_and_store(heads, angles.cos(), angles.sin(), pools[0], pools[1], slots, scales)
+    return torch.cat((pools.float().flatten(), scales.flatten()))
 
 
 def _drawn(device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -174,28 +208,20 @@ def times(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[dict[str, o
     gate_up = random(rows, 2 * sizes.intermediate)
     yield _timed("gated_activation", lambda: TRITON.gated_activation(gate_up), device, gate_up.nbytes * 3 // 2)
     decode = Attention.random(sizes, [1] * rows, [sizes.context] * rows, dtype, device)
-    plan = decode.plan(TRITON)
-    keys, values = decode.pools[0], decode.pools[1]
-    read = 2 * rows * sizes.context * sizes.kv_heads * sizes.head_dim * width
-    yield _timed(
-        "paged_attention, decodes", lambda: TRITON.paged_attention(decode.queries, keys, values, plan), device, read
-    )
+    numbers = 2 * rows * sizes.context * sizes.kv_heads * sizes.head_dim
+    read = numbers * width
+    yield _timed("paged_attention, decodes", partial(decode.attend, TRITON, decode.plan(TRITON)), device, read)
+    for name, quantised in quantised_dtypes(device).items():
+        stored = decode.quantised(quantised)
+        attend = partial(stored.attend, TRITON, stored.plan(TRITON))
+        yield _timed(f"paged_attention, decodes, {name}", attend, device, numbers + numbers // sizes.head_dim * 4)
     one = Attention.random(sizes, [1], [8 * sizes.context], dtype, device)
-    one_plan = one.plan(TRITON)
-    yield _timed(
-        "paged_attention, one long decode",
-        lambda: TRITON.paged_attention(one.queries, one.pools[0], one.pools[1], one_plan),
-        device,
-        8 * read // rows,
-    )
+    attend = partial(one.attend, TRITON, one.plan(TRITON))
+    yield _timed("paged_attention, one long decode", attend, device, 8 * read // rows)
     chunk = Attention.random(sizes, [sizes.prefill], [sizes.prefill], dtype, device)
-    chunk_plan = chunk.plan(TRITON)
-    yield _timed(
-        "paged_attention, prefill",
-        lambda: TRITON.paged_attention(chunk.queries, chunk.pools[0], chunk.pools[1], chunk_plan),
-        device,
-        flop=2 * sizes.prefill**2 * sizes.heads * sizes.head_dim,
-    )
+    attend = partial(chunk.attend, TRITON, chunk.plan(TRITON))
+    flop = 2 * sizes.prefill**2 * sizes.heads * sizes.head_dim
+    yield _timed("paged_attention, prefill", attend, device, flop=flop)
     logits = torch.randn(rows, sizes.vocab, device=device)
     for name, *settings in (
         ("greedy", 0.0, 0, 1.0),

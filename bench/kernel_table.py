@@ -14,7 +14,7 @@ import argparse
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,11 @@ LONG_TILES = "64 rows"
 """Marks the launch of attention that only prefill chunks take."""
 
 
+KV_NAMES = {torch.int8: "int8 KV", torch.float8_e4m3fn: "fp8 KV"}
+NO_FP8 = ("sm_80",)
+"""Targets whose compilers have no such numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """A variant of attention: what a token sees, and a cap on its scores."""
@@ -66,6 +71,8 @@ class Shape:
     intermediate: int
     vocab: int
     limits: tuple[Limits, ...] = (Limits(),)
+    quantised: tuple[torch.dtype, ...] = ()
+    """Numbers of its pools besides `dtype`."""
 
 
 ALL_LIMITS = (Limits(), Limits(window=4096), Limits(window=4096, soft_cap=50.0))
@@ -74,8 +81,8 @@ ALL_LIMITS = (Limits(), Limits(window=4096), Limits(window=4096, soft_cap=50.0))
 SHAPES = (
     Shape("SmolLM2-135M, bfloat16", torch.bfloat16, 9, 3, 64, 576, 1536, 49152),
     Shape("Llama 1B, bfloat16", torch.bfloat16, 32, 8, 64, 2048, 8192, 128256),
-    Shape("Llama 8B, bfloat16", torch.bfloat16, 32, 8, 128, 4096, 14336, 128256, ALL_LIMITS),
-    Shape("Llama 8B, float32", torch.float32, 32, 8, 128, 4096, 14336, 128256),
+    Shape("Llama 8B, bfloat16", torch.bfloat16, 32, 8, 128, 4096, 14336, 128256, ALL_LIMITS, tuple(KV_NAMES)),
+    Shape("Llama 8B, float32", torch.float32, 32, 8, 128, 4096, 14336, 128256, quantised=tuple(KV_NAMES)),
 )
 
 
@@ -115,7 +122,9 @@ def compiling(name: str) -> Iterator[list[tuple[str, Any]]]:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         rows = f", {options['ROWS']} rows" if "ROWS" in options else ""
         limits = ", window" * bool(options.get("WINDOW")) + ", soft cap" * bool(options.get("SOFT_CAP"))
-        launches.append((f"{self.__name__.strip('_')}{rows}{limits}", kernel))
+        kinds = {argument.dtype for argument in args if isinstance(argument, torch.Tensor)}
+        quantised = "".join(f", {name}" for dtype, name in KV_NAMES.items() if dtype in kinds)
+        launches.append((f"{self.__name__.strip('_')}{rows}{limits}{quantised}", kernel))
         return kernel
 
     driver.set_active(Target(list(TARGETS).index(name), TARGETS[name]))
@@ -126,37 +135,41 @@ def compiling(name: str) -> Iterator[list[tuple[str, Any]]]:
         JITFunction.run = run
 
 
-def launch_all(shape: Shape) -> None:
+def launch_all(shape: Shape, quantised: Sequence[torch.dtype]) -> None:
     """Every kernel of a step, once: a decode of many splits and a prefill chunk."""
-
-    def zeros(*sizes: int, dtype: torch.dtype = shape.dtype) -> torch.Tensor:
-        return torch.zeros(sizes, dtype=dtype)
-
     tokens = 42
-    hidden = zeros(tokens, shape.hidden)
+    hidden = torch.zeros(tokens, shape.hidden, dtype=shape.dtype)
     TRITON.rms_norm(hidden, hidden[0], 1e-5, None)
     TRITON.rms_norm(hidden, hidden[0], 1e-5, hidden)
-    TRITON.gated_activation(zeros(tokens, 2 * shape.intermediate))
-    pool = zeros(4, BLOCK_SIZE, shape.kv_heads, shape.head_dim)
-    angles = zeros(tokens, shape.head_dim // 2, dtype=torch.float32)
-    heads = zeros(tokens, shape.heads + 2 * shape.kv_heads, shape.head_dim)
-    slots = zeros(tokens, dtype=torch.int64)
-    queries = TRITON.rotate_and_store(heads, angles, angles, pool, pool, slots)
-    batch = PagedBatch(zeros(2, 300, dtype=torch.int64), [9 * SPLIT, tokens - 1], [0, 1, tokens])
+    TRITON.gated_activation(torch.zeros(tokens, 2 * shape.intermediate, dtype=shape.dtype))
     for limits in shape.limits:
-        plan = TRITON.plan_attention(
-            batch,
-            block_size=BLOCK_SIZE,
-            num_heads=shape.heads,
-            num_kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            window=limits.window,
-            soft_cap=limits.soft_cap,
-        )
-        TRITON.paged_attention(queries, pool, pool, plan)
-    numbers, integers = zeros(3, dtype=torch.float64), zeros(3, dtype=torch.int64)
+        launch_attention(shape, tokens, limits, shape.dtype)
+    for dtype in quantised:
+        launch_attention(shape, tokens, Limits(), dtype)
+    numbers, integers = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.int64)
     draws = Draws(numbers, integers, numbers, numbers, integers, integers)
-    TRITON.sample_tokens(zeros(3, shape.vocab, dtype=torch.float32), draws)
+    TRITON.sample_tokens(torch.zeros(3, shape.vocab), draws)
+
+
+def launch_attention(shape: Shape, tokens: int, limits: Limits, kv_dtype: torch.dtype) -> None:
+    """What reads and writes a pool of `kv_dtype`."""
+    pool = torch.zeros(4, BLOCK_SIZE, shape.kv_heads, shape.head_dim, dtype=kv_dtype)
+    scales = torch.zeros(2, *pool.shape[:-1]) if kv_dtype in KV_NAMES else None
+    angles = torch.zeros(tokens, shape.head_dim // 2)
+    heads = torch.zeros(tokens, shape.heads + 2 * shape.kv_heads, shape.head_dim, dtype=shape.dtype)
+    slots = torch.zeros(tokens, dtype=torch.int64)
+    queries = TRITON.rotate_and_store(heads, angles, angles, pool, pool, slots, scales)
+    tables = torch.zeros(2, 300, dtype=torch.int64)
+    plan = TRITON.plan_attention(
+        PagedBatch(tables, [9 * SPLIT, tokens - 1], [0, 1, tokens]),
+        block_size=BLOCK_SIZE,
+        num_heads=shape.heads,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        window=limits.window,
+        soft_cap=limits.soft_cap,
+    )
+    TRITON.paged_attention(queries, pool, pool, plan, scales)
 
 
 def usage(kernel: Any) -> Usage:
@@ -183,7 +196,7 @@ def measure(targets: list[str], shapes: list[Shape]) -> dict[tuple[str, str, str
     for target in targets:
         for shape in shapes:
             with compiling(target) as launches:
-                launch_all(shape)
+                launch_all(shape, [dtype for dtype in shape.quantised if dtype is torch.int8 or target not in NO_FP8])
             for name, kernel in launches:
                 measured[target, shape.name, name] = max(
                     usage(kernel), measured.get((target, shape.name, name), Usage(0, 0, 0)), key=_order
@@ -205,7 +218,8 @@ def render(measured: dict[tuple[str, str, str], Usage]) -> str:
         "that needs no GPU: these are the compilers' numbers. Registers are those of a thread (vector registers on",
         "gfx942), spills the bytes it keeps in memory for want of registers, shared memory is a program's, in bytes.",
         "Of two variants of a kernel, the one that takes more is shown; attention with a window, and with a soft cap",
-        "besides, has rows of its own in one model. Only prefill chunks have launches of 64 rows.",
+        "besides, has rows of its own in one model, and pools in int8 and fp8 have them in the largest (sm_80 has no",
+        "fp8). Only prefill chunks have launches of 64 rows.",
         "",
         "| target | model | kernel | registers | spills | shared memory |",
         "|---|---|---|---|---|---|",

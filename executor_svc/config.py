@@ -34,8 +34,14 @@ class Config:
     device: str = option("cpu", "what computes", choices=("cpu", "cuda"))
     dtype: str = option(
         "auto",
-        "number format of weights, keys and values; auto is the checkpoint's, or float32 for one that is neither",
+        "number format of weights and activations; auto is the checkpoint's, or float32 for one that is neither",
         choices=("auto", "bfloat16", "float32"),
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "number format of the pool of keys and values; auto is dtype, fp8 (e4m3) and int8 take about half of bfloat16's"
+        " memory and are less exact",
+        choices=("auto", "fp8", "int8"),
     )
     cpu_backend: str = option(
         "auto",

@@ -14,7 +14,14 @@ _LANES = 16
 
 
 def native_model(
-    choice: str, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, block_size: int, num_threads: int
+    choice: str,
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    block_size: int,
+    num_threads: int,
 ) -> NativeModel | None:
     """A native model without weights, or None where torch computes: for the `choice` of --cpu-backend.
 
@@ -22,7 +29,7 @@ def native_model(
     """
     if choice == "torch":
         return None
-    obstacle = _unsuitable(spec, dtype, device, block_size)
+    obstacle = _unsuitable(spec, dtype, kv_dtype, device, block_size)
     library = None if obstacle else load_library()
     obstacle = obstacle or _unavailable(library)
     if obstacle and choice == "native":
@@ -35,12 +42,16 @@ def native_model(
         raise StartupError("no memory for the weights: serve a smaller model, or stop something else") from error
 
 
-def _unsuitable(spec: ModelSpec, dtype: torch.dtype, device: torch.device, block_size: int) -> str | None:
+def _unsuitable(
+    spec: ModelSpec, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device, block_size: int
+) -> str | None:
     """Why the library cannot compute this."""
     if device.type != "cpu":
         return f"it is for --device cpu, not {device.type}"
     if dtype is not torch.bfloat16:
         return "it computes in bfloat16 only: give --dtype bfloat16, or --cpu-backend auto"
+    if kv_dtype is not dtype:
+        return "it keeps keys and values in bfloat16 only: give --kv-cache-dtype auto, or --cpu-backend auto"
     if spec.architecture not in NATIVE:
         return f"it does not compute {spec.architecture}: give --cpu-backend auto"
     if spec.head_dim % _LANES:

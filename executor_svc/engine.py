@@ -152,7 +152,8 @@ class Engine:
             if copies:
                 sources = to_device([copy.source for copy in copies], torch.int64, device)
                 destinations = to_device([copy.destination for copy in copies], torch.int64, device)
-                self._kernels.copy_blocks(self._pool.pools, sources, destinations)
+                for tensor in self._pool.tensors:
+                    self._kernels.copy_blocks(tensor, sources, destinations)
             if not rows:
                 return (), ()
             with self._metrics.forward_seconds.time():

@@ -30,6 +30,8 @@ _MEMORY_SHARE = 0.25
 _CPU_MEMORY_LIMIT = 1024 * MIB
 _MAX_GRAMMAR_THREADS = 4
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_KV_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+_FP8_CAPABILITY = (8, 9)
 
 log = structlog.get_logger()
 
@@ -43,10 +45,12 @@ def load_engine(settings: Config, metrics: ExecutorMetrics) -> Engine:
     spec = ModelSpec.read(settings.model)
     constraints = Constraints(settings.model, spec.vocab_size, min(num_threads, _MAX_GRAMMAR_THREADS))
     dtype = _DTYPES.get(spec.dtype if settings.dtype == "auto" else settings.dtype, torch.float32)
+    kv_dtype = _kv_dtype(settings.kv_cache_dtype, dtype, device)
     native = native_model(
         settings.cpu_backend,
         spec,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         device=device,
         block_size=settings.block_size,
         num_threads=num_threads,
@@ -63,10 +67,11 @@ def load_engine(settings: Config, metrics: ExecutorMetrics) -> Engine:
     model = load_model(spec, Checkpoint(settings.model, dtype, device), backend, native)
     seconds = time.perf_counter() - started
     log.info("model loaded", mib=round(model.weights_bytes / MIB), seconds=round(seconds, 2))
-    pool = _make_pool(settings, spec, dtype, device)
+    pool = _make_pool(settings, spec, kv_dtype, device)
     if native is not None:
         native.prefer_huge_pages(pool.pools)
-    log.info("pool of keys and values made", blocks=pool.num_blocks, mib=round(pool.num_bytes / MIB, 1))
+    mib = round(pool.num_bytes / MIB, 1)
+    log.info("pool of keys and values made", dtype=_name(kv_dtype), blocks=pool.num_blocks, mib=mib)
     metrics.model_load_seconds.set(seconds)
     metrics.weights_bytes.set(model.weights_bytes)
     metrics.kv_pool_bytes.set(pool.num_bytes)
@@ -106,6 +111,13 @@ def _device(name: str) -> torch.device:
 
 def _has_compiler() -> bool:
     return "CC" in os.environ or any(map(shutil.which, ("gcc", "clang")))
+
+
+def _kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Of the pool, for a model that computes in `dtype`."""
+    if name == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise StartupError("--kv-cache-dtype fp8: this GPU is older than Ada and has no fp8; use --kv-cache-dtype int8")
+    return _KV_DTYPES.get(name, dtype)
 
 
 def _max_model_len(settings: Config, spec: ModelSpec) -> int:

@@ -32,11 +32,11 @@ class Kernels:
     name: str
     linear: Callable[[Tensor, Tensor], Tensor]
     rms_norm: Callable[..., tuple[Tensor, Tensor]]
-    rotate_and_store: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    rotate_and_store: Callable[..., Tensor]
     gated_activation: Callable[[Tensor], Tensor]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
     plan_attention: Callable[..., Any]
-    paged_attention: Callable[[Tensor, Tensor, Tensor, Any], Tensor]
+    paged_attention: Callable[..., Tensor]
     sample_tokens: Callable[[Tensor, Draws], Tensor]
 
 

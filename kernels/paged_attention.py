@@ -5,21 +5,21 @@ L keys, padded. A sequence's new tokens are its last ones; each attends to itsel
 window of W to the last W of these.
 
 How the reference keeps a token's result the same to the last bit in every batch and chunk: keys come in multiples of
-`_KEYS`, score rows are at least as many as BLAS has its common kernel for, and values are summed in runs of `_RUN`,
+`KEYS`, score rows are at least as many as BLAS has its common kernel for, and values are summed in runs of `RUN`,
 which begin at multiples of it also where the window does not. Padding, before and after, reads the first key that is
 seen, so that nothing outside the sequence or its window, not even a NaN, is ever touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-_KEYS = 32
-_RUN = 128
+from kernels.key_span import RUN, Span, grouped, span_of
+
 _QUERY_TILE = 128
 _GATHERED = 2**19
 """Numbers gathered at once, keys or values: as float32 they fit a core's second-level cache."""
@@ -60,29 +60,6 @@ class AttentionPlan:
     soft_cap: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Keys `start` to `end` - 1 of a sequence: those that some tokens of a tile see."""
-
-    start: int
-    end: int
-
-    @property
-    def base(self) -> int:
-        """Where the first run begins: position of the tile's first key."""
-        return self.start // _RUN * _RUN
-
-    @property
-    def width(self) -> int:
-        """Keys from `base` on, padding included."""
-        return -(-(self.end - self.base) // _KEYS) * _KEYS
-
-    @property
-    def whole(self) -> int:
-        """Keys from `base` on, up to the first padding."""
-        return 0 if self.start > self.base else self.end - self.base
-
-
 def plan_attention(
     batch: PagedBatch,
     *,
@@ -99,10 +76,10 @@ def plan_attention(
     soft_cap * tanh(score / soft_cap), before softmax (None: they are not).
     """
     counts = [end - start for start, end in zip(batch.query_starts, batch.query_starts[1:], strict=False)]
-    spans = {index: _span(batch.lengths[index], 1, window) for index, count in enumerate(counts) if count == 1}
+    spans = {index: span_of(batch.lengths[index], 1, window) for index, count in enumerate(counts) if count == 1}
     group = num_heads // num_kv_heads
     budget = _GATHERED // (num_kv_heads * head_dim)
-    tiles = [_decode_tile(batch, together, block_size, num_kv_heads, group) for together in _grouped(spans, budget)]
+    tiles = [_decode_tile(batch, together, block_size, num_kv_heads, group) for together in grouped(spans, budget)]
     for index, count in enumerate(counts):
         if count > 1:
             for first in range(0, count, _QUERY_TILE):
@@ -112,27 +89,35 @@ def plan_attention(
 
 
 def paged_attention(
-    queries: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, plan: AttentionPlan
+    queries: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    plan: AttentionPlan,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention output [N, H, D] of `queries` [N, H, D]; the pools are [num_blocks, block_size, KV, D].
 
-    Scores are scaled by D ** -0.5. Computed in float32, returned in the dtype of `queries`.
+    The rows of pools that `quantise` made are multiplied by `scales`, as `store_kv` has them. Scores are scaled by
+    D ** -0.5. Computed in float32, returned in the dtype of `queries`.
     """
     output = torch.empty_like(queries)
+    key_scales, value_scales = (None, None) if scales is None else scales
     for tile in plan.tiles:
-        attended = _attend(queries[tile.queries], key_pool, value_pool, tile, plan.soft_cap)
-        output[tile.queries] = attended.to(queries.dtype)
+        matrices = tile.num_sequences * key_pool.shape[2]
+        keys = _gather(key_pool, key_scales, tile.slots, matrices)
+        values = _gather(value_pool, value_scales, tile.slots, matrices)
+        output[tile.queries] = _attend(queries[tile.queries], keys, values, tile, plan.soft_cap).to(queries.dtype)
     return output
 
 
 def _attend(
-    queries: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, tile: Tile, soft_cap: float | None
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tile: Tile, soft_cap: float | None
 ) -> torch.Tensor:
-    """Attention output of a tile's `queries` [sequences * tokens, H, D], in float32."""
+    """Attention output of a tile's `queries` [sequences * tokens, H, D] over what `_gather` gave, in float32."""
     _, num_heads, head_dim = queries.shape
-    kv_heads, sequences = key_pool.shape[2], tile.num_sequences
+    sequences = tile.num_sequences
+    kv_heads = len(keys) // sequences
     group = num_heads // kv_heads
-    keys, values = (_gather(pool, tile.slots, sequences * kv_heads) for pool in (key_pool, value_pool))
     rows = queries.float().mul_(head_dim**-0.5).view(sequences, -1, kv_heads, group, head_dim)
     rows = rows.transpose(1, 2).reshape(sequences * kv_heads, -1, head_dim)
     used = rows.shape[1]
@@ -141,35 +126,19 @@ def _attend(
         scores.div_(soft_cap).tanh_().mul_(soft_cap)
     scores.view(sequences, kv_heads, tile.num_rows, -1)[..., tile.first_masked :].add_(tile.mask)
     weights = scores.softmax(dim=-1)
-    sums = torch.bmm(weights[..., :_RUN], values[:, :_RUN])
-    for run in range(_RUN, values.shape[1], _RUN):
-        sums.baddbmm_(weights[..., run : run + _RUN], values[:, run : run + _RUN])
+    sums = torch.bmm(weights[..., :RUN], values[:, :RUN])
+    for run in range(RUN, values.shape[1], RUN):
+        sums.baddbmm_(weights[..., run : run + RUN], values[:, run : run + RUN])
     output = sums[:, :used].view(sequences, kv_heads, -1, group, head_dim)
     return output.transpose(1, 2).reshape(-1, num_heads, head_dim)
 
 
-def _gather(pool: torch.Tensor, slots: torch.Tensor, heads: int) -> torch.Tensor:
+def _gather(pool: torch.Tensor, scales: torch.Tensor | None, slots: torch.Tensor, matrices: int) -> torch.Tensor:
     """Keys or values as float32 [sequences * KV, L, D]."""
-    rows = pool.view(-1, pool.shape[-1]).index_select(0, slots)
-    return rows.view(heads, -1, pool.shape[-1]).float()
-
-
-def _span(length: int, tokens: int, window: int | None) -> Span:
-    """What the last `tokens` of `length` tokens see."""
-    return Span(0 if window is None else max(length - tokens + 1 - window, 0), length)
-
-
-def _grouped(spans: Mapping[int, Span], budget: int) -> Iterator[dict[int, Span]]:
-    """`spans` of sequences, the shorter ones first, in groups whose padded keys are at most `budget` in all; a sequence
-    beyond that is alone."""
-    group: dict[int, Span] = {}
-    for index, span in sorted(spans.items(), key=lambda item: (item[1].width, item[1].end)):
-        if group and (len(group) + 1) * span.width > budget:
-            yield group
-            group = {}
-        group[index] = span
-    if group:
-        yield group
+    rows = pool.view(-1, pool.shape[-1]).index_select(0, slots).float()
+    if scales is not None:
+        rows *= scales.view(-1).index_select(0, slots)[:, None]
+    return rows.view(matrices, -1, pool.shape[-1])
 
 
 def _decode_tile(batch: PagedBatch, spans: Mapping[int, Span], block_size: int, kv_heads: int, group: int) -> Tile:
@@ -203,7 +172,7 @@ def _prefill_tile(
     device = batch.block_tables.device
     start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
     offset = batch.lengths[sequence] - (end - start)
-    span = _span(offset + last, last - first, window)
+    span = span_of(offset + last, last - first, window)
     slots, _ = _slots(batch.block_tables[sequence, None], [span], block_size)
     num_rows = _num_rows(kv_heads, (last - first) * group)
     rows = torch.arange(offset + first, offset + last, device=device).repeat_interleave(group)

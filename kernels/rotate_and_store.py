@@ -15,6 +15,7 @@ def rotate_and_store(
     key_pool: torch.Tensor,
     value_pool: torch.Tensor,
     slots: torch.Tensor,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Turn queries and keys as `rotary` does, and put keys and values where `store_kv` does.
 
@@ -25,5 +26,5 @@ def rotate_and_store(
     num_turned = heads.shape[1] - kv_heads
     turned = rotary(heads[:, :num_turned], cos, sin)
     num_queries = num_turned - kv_heads
-    store_kv(turned[:, num_queries:], heads[:, num_turned:], key_pool, value_pool, slots)
+    store_kv(turned[:, num_queries:], heads[:, num_turned:], key_pool, value_pool, slots, scales)
     return turned[:, :num_queries]

@@ -98,11 +98,19 @@ class Llama:
         return self._kernels.linear(normed, self._head).float()
 
     def _attention(
-        self, layer: Layer, normed: torch.Tensor, step: Step, key_pool: torch.Tensor, value_pool: torch.Tensor
+        self,
+        layer: Layer,
+        normed: torch.Tensor,
+        step: Step,
+        key_pool: torch.Tensor,
+        value_pool: torch.Tensor,
+        scales: torch.Tensor | None,
     ) -> torch.Tensor:
         heads = self._kernels.linear(normed, layer.qkv).view(len(normed), -1, self.spec.head_dim)
-        queries = self._kernels.rotate_and_store(heads, step.cos, step.sin, key_pool, value_pool, step.batch.slots)
-        output = self._kernels.paged_attention(queries, key_pool, value_pool, step.attention[layer.window])
+        queries = self._kernels.rotate_and_store(
+            heads, step.cos, step.sin, key_pool, value_pool, step.batch.slots, scales
+        )
+        output = self._kernels.paged_attention(queries, key_pool, value_pool, step.attention[layer.window], scales)
         return self._kernels.linear(output.flatten(1), layer.attention_out)
 
 

@@ -4,8 +4,9 @@ Shapes: N new tokens; H query heads share KV key-value heads, GROUP = H / KV to 
 block_size. A tile has ROWS rows, which are tokens times GROUP_PADDED query heads of one key-value head, so that every
 key and value is loaded once for all of them; keys are taken KEYS at a time, in order, from a multiple of KEYS on. What
 a row does not see leaves its sums as they are, so they do not depend on where its item begins.
-Scores are scaled for powers of two. Weights are rounded to the dtype of the values before they are summed with them;
-sums are in float32.
+Scores are scaled for powers of two. Weights are rounded to the dtype of the queries before values are summed with them;
+sums are in float32. Of pools with scales, numbers become the dtype of the queries, which has them all exactly; a key's
+scale is a factor of its scores, and a value's of its weights.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ _LOG2_E = 1.4426950408889634
 
 
 def paged_attention(
-    queries: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, plan: TritonPlan
+    queries: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    plan: TritonPlan,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `kernels.paged_attention.paged_attention`; the tensors are contiguous."""
     output = torch.empty_like(queries)
     for items in (plan.short, plan.long):
-        _launch(items, queries, key_pool, value_pool, output, plan)
+        _launch(items, queries, key_pool, value_pool, scales, output, plan)
     merges = plan.merges.shape[0] - 1
     if merges:
         _, num_heads, head_dim = queries.shape
@@ -52,6 +57,7 @@ def _launch(
     queries: torch.Tensor,
     key_pool: torch.Tensor,
     value_pool: torch.Tensor,
+    scales: torch.Tensor | None,
     output: torch.Tensor,
     plan: TritonPlan,
 ) -> None:
@@ -60,11 +66,17 @@ def _launch(
     _, num_heads, head_dim = queries.shape
     kv_heads = key_pool.shape[2]
     padded = padded_head(head_dim)
+    key_scales, value_scales = (None, None) if scales is None else scales
     scale = head_dim**-0.5 * _LOG2_E
+    tile_bytes, is_large = _KEY_TILE_BYTES, items.rows * padded >= 64 * 64
+    if scales is not None:  # numbers are converted in registers
+        tile_bytes, is_large = tile_bytes // 2, is_large or queries.dtype is torch.float32
     _attend[(items.programs, kv_heads)](
         queries,
         key_pool,
         value_pool,
+        key_scales,
+        value_scales,
         plan.block_tables,
         items.table,
         output,
@@ -80,10 +92,10 @@ def _launch(
         D=head_dim,
         D_PADDED=padded,
         ROWS=items.rows,
-        KEYS=min(max(_KEY_TILE_BYTES // (padded * key_pool.element_size()), 16), 64),
+        KEYS=min(max(tile_bytes // (padded * queries.element_size()), 16), 64),
         WINDOW=plan.window or 0,
         SOFT_CAP=(plan.soft_cap or 0.0) * _LOG2_E,
-        num_warps=4 if items.rows * padded < 64 * 64 else 8,
+        num_warps=8 if is_large else 4,
         num_stages=2,
     )
 
@@ -93,6 +105,8 @@ def _attend(
     queries,  # [N, H, D]
     key_pool,  # [slots, KV_HEADS, D]
     value_pool,  # [slots, KV_HEADS, D]
+    key_scales,  # float32 [slots, KV_HEADS], or None
+    value_scales,  # as key_scales
     block_tables,  # int64 [sequences, table_width]
     items,  # int32 [1 + items, 8]
     output,  # [N, H, D], written where an item has all its tokens' keys
@@ -113,8 +127,7 @@ def _attend(
     SOFT_CAP: tl.constexpr,  # in powers of two; 0.0: none
 ):
     kv_head = tl.program_id(1)
-    rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, D_PADDED)
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, D_PADDED)
     for number in range(tl.program_id(0), tl.load(items), tl.num_programs(0)):
         item = items + 8 * (number + 1)
         tokens = tl.load(item + 2)
@@ -133,17 +146,16 @@ def _attend(
             key = first + tl.arange(0, KEYS)
             inside = (key >= start) & (key < end) if WINDOW else key < end
             slot = _slots(table, key, inside, BLOCK_SIZE) * KV_HEADS + kv_head
-            found = inside[:, None] & (columns < D)[None, :]
-            keys = tl.load(key_pool + slot[:, None] * D + columns[None, :], mask=found, other=0.0)
-            scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+            keys = _rows(key_pool, slot, inside, columns, D, query.dtype)
+            scores = _scaled(tl.dot(query, tl.trans(keys), input_precision="ieee") * scale, key_scales, slot, inside)
             scores = _limit(scores, key[None, :], last_key[:, None], WINDOW, SOFT_CAP)
             new_peak = tl.maximum(peak, tl.max(scores, axis=1))
             weights = tl.exp2(scores - new_peak[:, None])
             faded = tl.exp2(peak - new_peak)
             weight_sum = weight_sum * faded + tl.sum(weights, axis=1)
-            values = tl.load(value_pool + slot[:, None] * D + columns[None, :], mask=found, other=0.0)
-            total = tl.dot(weights.to(values.dtype), values, total * faded[:, None], input_precision="ieee")
-            peak = new_peak
+            values = _rows(value_pool, slot, inside, columns, D, query.dtype)
+            weights = _scaled(weights, value_scales, slot, inside).to(query.dtype)
+            total, peak = tl.dot(weights, values, total * faded[:, None], input_precision="ieee"), new_peak
         if tl.load(item + 6) == 0:
             tl.store(output + places, (total / weight_sum[:, None]).to(query.dtype), mask=whole)
         else:
@@ -154,6 +166,21 @@ def _attend(
 @triton.jit
 def _slots(table, key, inside, BLOCK_SIZE: tl.constexpr):
     return tl.load(table + key // BLOCK_SIZE, mask=inside, other=0) * BLOCK_SIZE + key % BLOCK_SIZE
+
+
+@triton.jit
+def _rows(pool, slot, inside, columns, D: tl.constexpr, DTYPE: tl.constexpr):
+    """Keys or values, as numbers of `DTYPE`."""
+    found = inside[:, None] & (columns < D)[None, :]
+    return tl.load(pool + slot[:, None] * D + columns[None, :], mask=found, other=0.0).to(DTYPE)
+
+
+@triton.jit
+def _scaled(products, scales, slot, inside):
+    """Products [rows, keys], times the scale of each key."""
+    if scales is not None:
+        products *= tl.load(scales + slot, mask=inside, other=0.0)[None, :]
+    return products
 
 
 @triton.jit

@@ -46,7 +46,13 @@ def test_bfloat16_is_native_and_says_so(folder: Path, library: NativeLibrary, ch
 
 @pytest.mark.parametrize(
     "options",
-    [{"cpu_backend": "torch"}, {"dtype": "float32"}, {"block_size": 8}, {"cpu_backend": "auto", "block_size": 24}],
+    [
+        {"cpu_backend": "torch"},
+        {"dtype": "float32"},
+        {"block_size": 8},
+        {"cpu_backend": "auto", "block_size": 24},
+        {"kv_cache_dtype": "int8"},
+    ],
 )
 def test_everything_else_is_torch(folder: Path, options: dict[str, Any]) -> None:
     registry = CollectorRegistry()
@@ -62,6 +68,7 @@ def test_everything_else_is_torch(folder: Path, options: dict[str, Any]) -> None
     [
         ({"dtype": "float32"}, "bfloat16 only: give --dtype bfloat16"),
         ({"block_size": 8}, "give --block-size 16"),
+        ({"kv_cache_dtype": "fp8"}, "give --kv-cache-dtype auto, or --cpu-backend auto"),
     ],
 )
 def test_native_where_it_cannot_be_says_why(

@@ -28,10 +28,10 @@ PROMPTS = [[BOS], [BOS, *range(20, 36)], [BOS, *range(60, 79)]]
 SAMPLINGS = [GREEDY, Sampling(temperature=0.9, top_k=40, top_p=0.9, seed=7), GREEDY]
 
 
-def engine(folder: Path, kernels: Kernels) -> Engine:
+def engine(folder: Path, kernels: Kernels, kv_dtype: torch.dtype = torch.float32) -> Engine:
     spec, cpu = ModelSpec.read(folder), torch.device("cpu")
     model = Llama(spec, Checkpoint(folder, torch.float32, cpu), kernels)
-    pool = KvPool(spec, num_blocks=32, block_size=4, dtype=torch.float32, device=cpu)
+    pool = KvPool(spec, num_blocks=32, block_size=4, dtype=kv_dtype, device=cpu)
     metrics = ExecutorMetrics(CollectorRegistry())
     constraints = Constraints(folder, spec.vocab_size, 1)
     return Engine("tiny", model, pool, kernels, constraints, EngineLimits(64, 8, 64), metrics)
@@ -48,3 +48,9 @@ def test_windows_of_some_layers(tmp_path: Path) -> None:
     folder = write_windowed(tmp_path / "windowed", window=7, layer_types=ALTERNATING)
     expected = generate(engine(folder, REFERENCE), PROMPTS, 2, chunks=(7, 17))
     assert generate(engine(folder, TRITON), PROMPTS, 2, chunks=(7, 17)) == expected
+
+
+def test_a_quantised_pool(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "tiny", num_layers=1)
+    expected = generate(engine(folder, REFERENCE, torch.int8), PROMPTS, 2, chunks=(7, 17))
+    assert generate(engine(folder, TRITON, torch.int8), PROMPTS, 2, chunks=(7, 17)) == expected

@@ -10,6 +10,7 @@ import torch
 
 from kernels.backend import REFERENCE, Kernels
 from kernels.paged_attention import PagedBatch
+from kernels.quantise import quantise
 from kernels.store_kv import store_kv
 
 
@@ -17,7 +18,8 @@ from kernels.store_kv import store_kv
 class Pool:
     """Random keys and values of some sequences, laid out in shuffled blocks; every other slot is NaN.
 
-    Attention has this window and this soft cap.
+    Attention has this window and this soft cap. With `quantised`, the pools are of that dtype and have scales; every
+    other slot has scale NaN then, and bytes that are NaN in float8.
     """
 
     lengths: list[int]
@@ -30,6 +32,7 @@ class Pool:
     device: str = "cpu"
     window: int | None = None
     soft_cap: float | None = None
+    quantised: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(len(self.lengths) + self.kv_heads)
@@ -39,8 +42,8 @@ class Pool:
         width = max(counts) + self.spare
         self.tables = torch.full((len(counts), width), num_blocks - 1)
         shape = (num_blocks, self.block_size, self.kv_heads, self.head_dim)
-        self.key_pool = torch.full(shape, torch.nan, dtype=self.dtype)
-        self.value_pool = torch.full(shape, torch.nan, dtype=self.dtype)
+        self.key_pool, self.value_pool = (self._empty_pool(shape) for _ in "kv")
+        self.scales = None if self.quantised is None else torch.full((2, *shape[:-1]), torch.nan)
         self.keys, self.values = [], []
         for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
             self.tables[row, :count] = torch.tensor(list(itertools.islice(order, count)))
@@ -49,12 +52,25 @@ class Pool:
             keys, values = (
                 torch.randn(length, self.kv_heads, self.head_dim, generator=generator).to(self.dtype) for _ in "kv"
             )
-            store_kv(keys, values, self.key_pool, self.value_pool, slots)
-            self.keys.append(keys)
-            self.values.append(values)
+            store_kv(keys, values, self.key_pool, self.value_pool, slots, self.scales)
+            self.keys.append(self._stored(keys))
+            self.values.append(self._stored(values))
         self.tables, self.key_pool, self.value_pool = (
             tensor.to(self.device) for tensor in (self.tables, self.key_pool, self.value_pool)
         )
+        self.scales = None if self.scales is None else self.scales.to(self.device)
+
+    def _empty_pool(self, shape: tuple[int, ...]) -> torch.Tensor:
+        if self.quantised is None:
+            return torch.full(shape, torch.nan, dtype=self.dtype)
+        return torch.full(shape, 0x7F, dtype=torch.int8).view(self.quantised)
+
+    def _stored(self, rows: torch.Tensor) -> torch.Tensor:
+        """What is left of `rows` in a pool."""
+        if self.quantised is None:
+            return rows
+        numbers, scales = quantise(rows, self.quantised)
+        return numbers.double() * scales[..., None]
 
     def attend(self, queries: list[torch.Tensor], lengths: list[int] | None = None) -> list[torch.Tensor]:
         counts = [len(query) for query in queries]
@@ -69,7 +85,7 @@ class Pool:
             soft_cap=self.soft_cap,
         )
         rows = torch.cat(queries).to(self.device)
-        output = self.kernels.paged_attention(rows, self.key_pool, self.value_pool, plan).cpu()
+        output = self.kernels.paged_attention(rows, self.key_pool, self.value_pool, plan, self.scales).cpu()
         return [output[start : start + count] for start, count in zip(starts, counts, strict=False)]
 
     def batch(self, starts: list[int], lengths: list[int] | None = None) -> PagedBatch:
@@ -93,8 +109,8 @@ class Pool:
         """Positions of a sequence before `before` are NaN from now on."""
         positions = torch.arange(before, device=self.tables.device)
         blocks, places = self.tables[row, positions // self.block_size], positions % self.block_size
-        self.key_pool[blocks, places] = torch.nan
-        self.value_pool[blocks, places] = torch.nan
+        for tensor in (self.key_pool, self.value_pool) if self.scales is None else self.scales:
+            tensor[blocks, places] = torch.nan
 
     def alone(self, row: int) -> Pool:
         """The same pool with one sequence."""

@@ -20,7 +20,7 @@ def test_dry_run() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     findings = [json.loads(line) for line in done.stdout.splitlines()]
     counts = {part: sum(finding["part"] == part for finding in findings) for part in {f["part"] for f in findings}}
-    assert counts == {"device": 1, "correctness": 17, "ceiling": 1, "time": 8, "model": 1, "end": 1}
+    assert counts == {"device": 1, "correctness": 25, "ceiling": 1, "time": 10, "model": 1, "end": 1}
     assert findings[-1]["ok"] is True
     assert all(finding["ok"] for finding in findings if finding["part"] == "correctness")
     assert all(finding["microseconds"] > 0 for finding in findings if finding["part"] == "time")

@@ -33,8 +33,13 @@ NEXT_PROMPT = "What is gravity?"
 _PASSED_ON = {
     "executor": ("dtype", "kv_cache_memory", "num_threads", "max_sequences"),
     "scheduler": (
-        *("policy", "policy_folder", "admin_token_file", "keys_file", "limits_file", "drain_grace"),
+        "policy",
+        "policy_folder",
         "speculative_tokens",
+        "admin_token_file",
+        "keys_file",
+        "limits_file",
+        "drain_grace",
     ),
 }
 _EXECUTOR_GRACE_S = 5.0  # it is told to end when the scheduler has ended, and nobody waits for it any more

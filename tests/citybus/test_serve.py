@@ -50,7 +50,7 @@ def test_options_of_the_scheduler_are_passed_on() -> None:
     serve.configure(parser)
     assert serve._passed_on("scheduler", parser.parse_args([])) == ["--drain-grace=30.0"]
     args = parser.parse_args(["--policy", "priority", "--speculative-tokens", "4"])
-    passed = ["--policy=priority", "--drain-grace=30.0", "--speculative-tokens=4"]
+    passed = ["--policy=priority", "--speculative-tokens=4", "--drain-grace=30.0"]
     assert serve._passed_on("scheduler", args) == passed
 
 

@@ -125,6 +125,8 @@ class SchedulerMetrics:
         self.prompt_tokens = make.counter("prompt_tokens", "Prompt tokens of admitted requests")
         self.generation_tokens = make.counter("generation_tokens", "Tokens generated")
         self.num_preemptions = make.counter("num_preemptions", "Sequences that gave up their blocks")
+        self.draft_tokens = make.counter("spec_decode_num_draft_tokens", "Tokens guessed by speculation")
+        self.accepted_tokens = make.counter("spec_decode_num_accepted_tokens", "Tokens guessed right by speculation")
         self.request_success = make.counter("request_success", "Requests that ended, by how", ("finished_reason",))
         self.request_failures = make.counter("request_failures", "Requests refused or failed, by gRPC code", ("code",))
 
@@ -184,7 +186,8 @@ class ExecutorMetrics:
         self.steps = make.counter("executor_steps", "Steps executed")
         self.computed_tokens = make.counter(
             "executor_computed_tokens",
-            "Tokens computed, by kind: decode where the next token was drawn from it, prefill elsewhere",
+            "Tokens computed, by kind: decode where the next token was drawn from it, rejected for a guess that was"
+            " wrong, prefill elsewhere",
             ("kind",),
         )
         self.failed_steps = make.counter("executor_failed_steps", "Steps that raised and dropped their sequences")

@@ -52,6 +52,11 @@ class Sampling:
     num_prompt_logprobs: int | None = None
     grammar: Grammar | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a token follows from the model's logits, the seed and its index alone, and nothing else is told."""
+        return self == Sampling(self.temperature, self.top_p, self.top_k, self.min_p, self.seed)
+
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
@@ -95,6 +100,17 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """Guesses at the next tokens of a scheduled sequence that draws, and whose sampling is plain.
+
+    They are computed in the blocks of its known tokens, and kept as far as it draws them.
+    """
+
+    sequence_id: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BlockCopy:
     """Copy a whole block, keys and values of every layer, before anything is computed."""
 
@@ -116,7 +132,8 @@ class StepPlan:
 
     Applied in this order: `finished_ids` and `preempted_ids` leave, and `forks` take the place of others; `copies` are
     made, `new_sequences` enter, `scheduled` ones grow, the batch is computed: its rows are the new ones, the scheduled
-    ones, the forks. A sequence whose tokens are then all computed draws its next token.
+    ones, the forks. A sequence whose tokens are then all computed draws its next token; one of `drafts`, one for each
+    guess that is right besides.
     """
 
     term: int
@@ -128,16 +145,22 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     sealed: tuple[SealedBlock, ...] = ()
     forks: tuple[Fork, ...] = ()
+    drafts: tuple[Draft, ...] = ()
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens the step computes that are guesses."""
+        return sum(len(draft.token_ids) for draft in self.drafts)
 
     @property
     def num_tokens(self) -> int:
         """Tokens the step computes."""
         known = sum(row.num_tokens for row in self.scheduled) + len(self.forks)
-        return sum(row.num_tokens for row in self.new_sequences) + known
+        return sum(row.num_tokens for row in self.new_sequences) + known + self.num_draft_tokens
 
 
 class SampledToken(NamedTuple):
-    """The token a sequence drew in a step, with what it scored where that is asked for.
+    """A token that a sequence drew in a step, with what it scored where that is asked for.
 
     A tuple, as there is one for every row of every step.
     """

@@ -8,6 +8,7 @@ from citybus.executor.v1 import executor_pb2 as pb
 from common.step import (
     HASH_BYTES,
     BlockCopy,
+    Draft,
     ExecutorInfo,
     FailedSequence,
     Fork,
@@ -43,6 +44,7 @@ def plan_to_pb(plan: StepPlan) -> pb.StepPlan:
         sealed_blocks=[seal.block_id for seal in plan.sealed],
         sealed_hashes=b"".join(seal.content_hash for seal in plan.sealed),
         forks=[_fork_to_pb(fork) for fork in plan.forks],
+        drafts=[pb.Draft(id=draft.sequence_id, token_ids=draft.token_ids) for draft in plan.drafts],
     )
 
 
@@ -69,6 +71,7 @@ def plan_from_pb(message: pb.StepPlan) -> StepPlan:
         ),
         sealed=tuple(_sealed(message.sealed_blocks, message.sealed_hashes)),
         forks=tuple(_fork_from_pb(fork) for fork in message.forks),
+        drafts=tuple(Draft(draft.id, tuple(draft.token_ids)) for draft in message.drafts),
     )
 
 

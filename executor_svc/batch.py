@@ -22,7 +22,7 @@ class Batch:
 
     `token_ids`, `positions` and `slots` (where the token's key and value go) are [N]. `drawing_rows` are the tokens,
     of the N, whose logits are wanted, in rising order: those that score known tokens, and of every row that has all its
-    tokens computed the last one, which is drawn from.
+    tokens computed the last one, which is drawn from, and with a draft those before its guesses too.
     """
 
     token_ids: torch.Tensor
@@ -40,7 +40,7 @@ def build_batch(rows: Sequence[Row], block_size: int, device: torch.device) -> B
 
     starts = list(accumulate((row.num_tokens for row in rows), initial=0))
     return Batch(
-        token_ids=column([token for row in rows for token in row.sequence.tokens[row.start : row.end]]),
+        token_ids=column([token for row in rows for token in row.token_ids]),
         positions=column([position for row in rows for position in range(row.start, row.end)]),
         slots=column([slot for row in rows for slot in row.slots(block_size)]),
         drawing_rows=column(
@@ -74,7 +74,7 @@ def to_device(
 
 def build_draws(rows: Sequence[Row], device: torch.device) -> Draws:
     """How the tokens of `rows` are drawn: the counter is the index of the generated token."""
-    samplings = [row.sequence.sampling for row in rows]
+    samplings = [row.sequence.sampling for row in rows for _ in row.drawn_indexes]
 
     def numbers(values: list[float]) -> torch.Tensor:
         return to_device(values, torch.float64, device)
@@ -88,7 +88,7 @@ def build_draws(rows: Sequence[Row], device: torch.device) -> Draws:
         top_ps=numbers([sampling.top_p for sampling in samplings]),
         min_ps=numbers([sampling.min_p for sampling in samplings]),
         seeds=column([_signed(sampling.seed) for sampling in samplings]),
-        counters=column([row.sequence.num_generated for row in rows]),
+        counters=column([index for row in rows for index in row.drawn_indexes]),
     )
 
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 
 import structlog
 import torch
@@ -113,9 +114,10 @@ class Engine:
         error = None
         try:
             sampled, known_logprobs = self._compute(plan.copies, rows)
-            tokens = [token.token_id for token in sampled]
-            self._resident.commit(rows, tokens, plan.sealed)
-            failed = tuple(_advance([row.sequence for row in rows if row.draws], tokens))
+            of_rows = groupby(sampled, key=lambda token: token.sequence_id)
+            drawn = [[token.token_id for token in tokens] for _, tokens in of_rows]
+            self._resident.commit(rows, drawn, plan.sealed)
+            failed = tuple(_advance([row.sequence for row in rows if row.draws], drawn))
         except Exception as failure:  # whatever it is, it must not end the process: others wait for their steps
             self._resident.drop(rows)
             sampled, failed, known_logprobs = (), (), ()
@@ -162,18 +164,20 @@ class Engine:
     def _draw(self, logits: torch.Tensor, rows: list[Row]) -> tuple[SampledToken, ...]:
         if not rows:
             return ()
-        asking = asking_rows(logits, rows)
-        adjustments = build_adjustments(rows, logits.device)
+        drawing = [row for row in rows for _ in row.drawn_indexes]
+        asking = asking_rows(logits, drawing)
+        adjustments = build_adjustments(drawing, logits.device)
         if adjustments is not None:
             adjust_logits(logits, adjustments)
-        if (masks := build_masks(rows, logits.device)) is not None:
+        if (masks := build_masks(drawing, logits.device)) is not None:
             allow_tokens(logits, *masks)
         drawn = self._kernels.sample_tokens(logits, build_draws(rows, logits.device))
         if masks is not None:
-            _stop_where_none_is_left(logits, drawn, rows)
+            _stop_where_none_is_left(logits, drawn, drawing)
         tokens = drawn.tolist()
-        scores = score_drawn(asking, rows, tokens)
-        return tuple(map(SampledToken, (row.sequence.sequence_id for row in rows), tokens, scores))
+        scores = score_drawn(asking, drawing, tokens)
+        sampled = tuple(map(SampledToken, (row.sequence.sequence_id for row in drawing), tokens, scores))
+        return sampled if len(sampled) == len(rows) else tuple(_valid(rows, iter(sampled)))
 
 
 def _stop_where_none_is_left(logits: torch.Tensor, drawn: torch.Tensor, rows: Sequence[Row]) -> None:
@@ -184,8 +188,15 @@ def _stop_where_none_is_left(logits: torch.Tensor, drawn: torch.Tensor, rows: Se
             row.sequence.constraint.stop()
 
 
-def _advance(drawing: Sequence[HeldSequence], tokens: Sequence[int]) -> Iterator[FailedSequence]:
-    """Tell the constraints what was drawn; gives the sequences that cannot go on."""
-    for sequence, token in zip(drawing, tokens, strict=True):
-        if sequence.constraint is not None and (error := sequence.constraint.advance(token)) is not None:
+def _valid(rows: Sequence[Row], sampled: Iterator[SampledToken]) -> Iterator[SampledToken]:
+    """What `rows` drew, without what lies behind a guess that was wrong."""
+    for row in rows:
+        part = list(islice(sampled, len(row.drawn_indexes)))
+        yield from part[: row.num_valid([token.token_id for token in part])]
+
+
+def _advance(drawing: Sequence[HeldSequence], drawn: Sequence[Sequence[int]]) -> Iterator[FailedSequence]:
+    """Tell the constraints what was drawn, one token as they have no draft; gives the sequences that cannot go on."""
+    for sequence, tokens in zip(drawing, drawn, strict=True):
+        if sequence.constraint is not None and (error := sequence.constraint.advance(tokens[0])) is not None:
             yield FailedSequence(sequence.sequence_id, error)

@@ -48,7 +48,9 @@ def check_plan(plan: StepPlan, info: ExecutorInfo, resident: Resident) -> None:
     spans += [_known_span(row, resident, gone) for row in plan.scheduled]
     spans += [_fork_span(fork, info, resident, gone) for fork in plan.forks]
     _require_distinct([span.sequence_id for span in spans], "sequence {} has two rows")
-    _check_sizes(spans, info)
+    _check_sizes(spans, info, plan.num_draft_tokens)
+    if plan.drafts:
+        _check_drafts(plan, info, resident, {span.sequence_id: span for span in spans})
     replaced = [fork.sequence_id for fork in plan.forks if fork.sequence_id in resident.sequences]
     left = (*leaving, *replaced)
     freed = Counter(block for sequence_id in left for block in resident.sequences[sequence_id].block_ids)
@@ -126,9 +128,26 @@ def _fork_span(fork: Fork, info: ExecutorInfo, resident: Resident, gone: Set[int
     return _Span(fork.sequence_id, start, start + 1, start + 1, blocks, blocks, is_new=False)
 
 
-def _check_sizes(spans: list[_Span], info: ExecutorInfo) -> None:
+def _check_drafts(plan: StepPlan, info: ExecutorInfo, resident: Resident, spans: Mapping[int, _Span]) -> None:
+    """A draft goes on from the last token of a known sequence that nothing but its logits and its seed is asked of."""
+    _require_distinct([draft.sequence_id for draft in plan.drafts], "sequence {} has two drafts")
+    scheduled = {row.sequence_id for row in plan.scheduled}
+    for draft in plan.drafts:
+        name = f"sequence {draft.sequence_id}"
+        _require(draft.sequence_id in scheduled, f"{name} has a draft and is not scheduled")
+        span, end = spans[draft.sequence_id], spans[draft.sequence_id].end + len(draft.token_ids)
+        _require(span.end == span.known, f"{name} has a draft and does not draw")
+        _require(resident.sequences[draft.sequence_id].sampling.is_plain, f"{name} has a draft and is not plain")
+        _require(len(draft.token_ids) > 0, f"{name} has an empty draft")
+        _require(min(draft.token_ids) >= 0, f"{name} has a negative token id")
+        _require(max(draft.token_ids) < info.vocab_size, f"{name} has a token outside the model's vocabulary")
+        _require(end <= len(span.blocks) * info.block_size, f"{name} has a draft longer than its last block")
+        _require(end <= info.max_model_len, f"{name} has a draft beyond {info.max_model_len} tokens")
+
+
+def _check_sizes(spans: list[_Span], info: ExecutorInfo, num_draft_tokens: int) -> None:
     _require(len(spans) <= info.max_sequences, f"{len(spans)} rows are more than {info.max_sequences}")
-    total = sum(span.end - span.start for span in spans)
+    total = sum(span.end - span.start for span in spans) + num_draft_tokens
     _require(total <= info.max_step_tokens, f"{total} tokens are more than {info.max_step_tokens}")
     for span in spans:
         name = f"sequence {span.sequence_id}"

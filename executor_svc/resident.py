@@ -41,6 +41,7 @@ class ResidentTable:
         for copy in plan.copies:
             self._hashes.pop(copy.destination, None)
         rows = []
+        drafts = {draft.sequence_id: draft.token_ids for draft in plan.drafts}
         for new in plan.new_sequences:
             self._sequences[new.sequence_id] = held = HeldSequence(
                 new.sequence_id,
@@ -53,19 +54,21 @@ class ResidentTable:
             )
             rows.append(self._row(held, new.num_tokens, new.block_ids))
         for known in plan.scheduled:
-            rows.append(self._row(self._sequences[known.sequence_id], known.num_tokens, known.new_block_ids))
+            held, draft = self._sequences[known.sequence_id], drafts.get(known.sequence_id, ())
+            rows.append(self._row(held, known.num_tokens, known.new_block_ids, draft))
         for held, blocks in forked:
             self._sequences[held.sequence_id] = held
             rows.append(self._row(held, 1, blocks))
         return rows
 
-    def commit(self, rows: Iterable[Row], token_ids: Iterable[int], sealed: Iterable[SealedBlock]) -> None:
-        """The rows are computed, and those that draw drew `token_ids`, in order."""
-        drawn = iter(token_ids)
+    def commit(self, rows: Iterable[Row], drawn: Iterable[Sequence[int]], sealed: Iterable[SealedBlock]) -> None:
+        """The rows are computed, and those that draw drew `drawn`, in order: guesses that are right, and one more."""
+        news = iter(drawn)
         for row in rows:
-            row.sequence.num_computed_tokens = row.end
+            held = row.sequence
             if row.draws:
-                row.sequence.tokens.append(next(drawn))
+                held.tokens += next(news)
+            held.num_computed_tokens = len(held.tokens) - 1 if row.draws else row.end
         self._hashes.update((seal.block_id, seal.content_hash) for seal in sealed)
 
     def drop(self, rows: Iterable[Row]) -> None:
@@ -94,14 +97,14 @@ class ResidentTable:
         table = [*parent.block_ids[: fork.num_kept_blocks], *fork.block_ids]
         return parent.fork(fork.sequence_id, fork.token_id), table
 
-    def _row(self, held: HeldSequence, num_tokens: int, blocks: Sequence[int]) -> Row:
+    def _row(self, held: HeldSequence, num_tokens: int, blocks: Sequence[int], draft: tuple[int, ...] = ()) -> Row:
         held.block_ids.extend(blocks)
         self._holders.update(blocks)
         start = held.num_computed_tokens
         end = start + num_tokens
         for block in held.block_ids[start // self._info.block_size :]:
             self._hashes.pop(block, None)
-        return Row(held, start, end, draws=end == len(held.tokens))
+        return Row(held, start, end + len(draft), draws=end == len(held.tokens), draft=draft)
 
     def _remove(self, sequence_id: int) -> None:
         blocks = self._sequences.pop(sequence_id).block_ids

@@ -26,7 +26,7 @@ def split_logits(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tenso
 
     The former may be changed and leave the latter as they are, which are many and not copied.
     """
-    is_drawn = [drawn for row in rows for drawn in (*[False] * len(row.scored), *[True] * row.draws)]
+    is_drawn = [drawn for row in rows for drawn in (*[False] * len(row.scored), *[True] * len(row.drawn_indexes))]
     if all(is_drawn):
         return logits, []
     drawn = [index for index, is_so in enumerate(is_drawn) if is_so]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from common.step import ResidentSequence, Sampling
 from executor_svc.constraints import Constraint
@@ -57,17 +59,37 @@ class HeldSequence:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Tokens `start` to `end` - 1 of a sequence, computed in one step; `draws` where no known token is left after."""
+    """Tokens `start` to `end` - 1 of a sequence, computed in one step; `draws` where no known token is left after.
+
+    The last of them may be a `draft`: guesses at what is drawn from the tokens before.
+    """
 
     sequence: HeldSequence
     start: int
     end: int
     draws: bool
+    draft: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed."""
         return self.end - self.start
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens computed."""
+        return [*self.sequence.tokens[self.start : self.end], *self.draft]
+
+    @property
+    def drawn_indexes(self) -> range:
+        """Indexes of the generated tokens that are drawn: the next one, and one behind each guess."""
+        first = self.sequence.num_generated
+        return range(first, first + 1 + len(self.draft)) if self.draws else range(0)
+
+    def num_valid(self, drawn: Sequence[int]) -> int:
+        """How many of the tokens drawn count: up to the first that was guessed otherwise, itself included."""
+        right = takewhile(lambda pair: pair[0] == pair[1], zip(self.draft, drawn, strict=False))
+        return min(len(drawn), 1 + sum(1 for _ in right))
 
     @property
     def scored(self) -> range:
@@ -82,8 +104,8 @@ class Row:
 
     @property
     def positions_with_logits(self) -> tuple[int, ...]:
-        """The scored ones, then the last one where the row draws."""
-        return (*self.scored, *([self.end - 1] if self.draws else ()))
+        """The scored ones, then those that are drawn from."""
+        return (*self.scored, *range(self.end - len(self.drawn_indexes), self.end))
 
     def slots(self, block_size: int) -> list[int]:
         """Where the keys and values of the tokens go."""

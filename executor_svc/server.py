@@ -181,8 +181,11 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._metrics.step_tokens.observe(plan.num_tokens)
         if result.error is None:
             num_drawn = min(len(result.sampled), plan.num_tokens)
+            num_right = len(result.sampled) - len({token.sequence_id for token in result.sampled})
+            num_wrong = max(0, plan.num_draft_tokens - num_right)
             self._metrics.computed_tokens.labels(kind="decode").inc(num_drawn)
-            self._metrics.computed_tokens.labels(kind="prefill").inc(plan.num_tokens - num_drawn)
+            self._metrics.computed_tokens.labels(kind="prefill").inc(plan.num_tokens - num_drawn - num_wrong)
+            self._metrics.computed_tokens.labels(kind="rejected").inc(num_wrong)
 
     def _call(self, function: Callable[[], T]) -> asyncio.Future[T]:
         """Call on the engine's thread, after everything queued before."""

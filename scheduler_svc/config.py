@@ -12,6 +12,9 @@ from common.tls import TlsFiles, check_tls_options
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The largest message that gRPC can be told to take."""
 
+MAX_SPECULATIVE_TOKENS = 32
+"""More than a block has room for at the usual size of 16, and far more than are guessed right."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -52,6 +55,9 @@ class Config:
         120.0, "longest a request may wait while others pass before the policy is rolled back", unit="seconds"
     )
     window: int = option(2, "most plans in flight: 2 hides scheduling behind the executor's work", unit="plans")
+    speculative_tokens: int = option(
+        0, "most tokens to guess for a sequence in a step, where its text repeats itself; 0 is off", unit="tokens"
+    )
     step_timeout: float = option(120.0, "how long a step may take before the executor counts as lost", unit="seconds")
     executor_timeout: float = option(
         30.0, "how long requests wait for a lost executor before they fail", unit="seconds"
@@ -78,6 +84,8 @@ class Config:
         for name in (*positive.split(), "policy_time_limit", "starvation_limit"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0")
+        if not 0 <= self.speculative_tokens <= MAX_SPECULATIVE_TOKENS:
+            raise ValueError(f"speculative_tokens must be 0 to {MAX_SPECULATIVE_TOKENS}")
         if self.max_request_bytes > MAX_MESSAGE_BYTES:
             raise ValueError(f"max_request_bytes must be at most {MAX_MESSAGE_BYTES}, as in gRPC")
         if self.time_limit <= 0 or self.drain_grace < 0 or self.attach_grace < 0:

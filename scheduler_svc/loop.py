@@ -209,7 +209,8 @@ class SchedulerLoop:
         restored: list[Restored] = []
         begins = core is None
         if core is None:
-            core = self._core = Scheduler(info, self._policy, term=term, window=self._settings.window)
+            window, guesses = self._settings.window, self._settings.speculative_tokens
+            core = self._core = Scheduler(info, self._policy, term=term, window=window, speculative_tokens=guesses)
             restored = recover(info)
             take_in(core, restored, self._delivery, self._journal)
             taken = [each.sequence_id for each in reached.held.sequences] + [each.request.last_id for each in restored]

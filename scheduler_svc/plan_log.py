@@ -38,6 +38,7 @@ class PlanLog:
             "preempted": plan.preempted_ids,
             "copies": len(plan.copies),
             "forks": [[fork.sequence_id, fork.parent_id] for fork in plan.forks],
+            "drafts": [[draft.sequence_id, len(draft.token_ids)] for draft in plan.drafts],
         }
         try:
             self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")

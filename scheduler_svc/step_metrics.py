@@ -20,6 +20,8 @@ class StepMetrics:
             "prompt_tokens": (metrics.prompt_tokens, metrics.prefix_cache_queries),
             "cached_tokens": (metrics.prefix_cache_hits,),
             "preemptions": (metrics.num_preemptions,),
+            "draft_tokens": (metrics.draft_tokens,),
+            "accepted_draft_tokens": (metrics.accepted_tokens,),
         }
         self._counted = dict.fromkeys(self._counters, 0)
 

@@ -196,7 +196,7 @@ class FakeExecutor:
         for new in plan.new_sequences:
             self.sequences[new.sequence_id] = Resident.of(new)
         self._store(rows)
-        sampled = tuple(self._draw(row.sequence_id) for row in rows if row.end == row.known)
+        sampled = tuple(token for row in rows if row.end == row.known for token in self._draw_row(row))
         for seal in plan.sealed:
             self._seal(seal)
         return sampled
@@ -235,9 +235,9 @@ class FakeExecutor:
         return bytes(self._pool[self._at(row.blocks, row.computed - 1)]) if row.computed else bytes(SLOT)
 
     def _store_row(self, row: Row) -> None:
-        tokens = self.sequences[row.sequence_id].tokens
+        tokens = [*self.sequences[row.sequence_id].tokens, *row.draft]
         before = int.from_bytes(self._before(row), "little")
-        for position in range(row.computed, row.end):
+        for position in range(row.computed, row.end + len(row.draft)):
             before = next_slot(before, tokens[position])
             self._pool[self._at(row.blocks, position)] = before.to_bytes(SLOT, "little")
 
@@ -255,6 +255,17 @@ class FakeExecutor:
         if self._contents.setdefault(seal.content_hash, hash(content)) != hash(content):
             raise PoisonRead(f"block {seal.block_id} is sealed with the name of another content")
         self._hashes[seal.block_id] = seal.content_hash
+
+    def _draw_row(self, row: Row) -> Iterator[SampledToken]:
+        """One token, and one behind each guess for as long as they are right. What was stored for a wrong one stays."""
+        drawn = self._draw(row.sequence_id)
+        yield drawn
+        for guess in row.draft:
+            if drawn.token_id != guess:
+                return
+            self.sequences[row.sequence_id].computed += 1
+            drawn = self._draw(row.sequence_id)
+            yield drawn
 
     def _draw(self, sequence_id: int) -> SampledToken:
         held = self.sequences[sequence_id]

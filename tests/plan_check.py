@@ -44,7 +44,7 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a plan: `blocks` is the whole table, `known` the number of tokens of the sequence.
+    """A row of a plan: `blocks` is the whole table, `known` the number of tokens of the sequence, `draft` not included.
 
     A new sequence may share a block that another row of the same plan makes full: keys and values are stored before
     they are read.
@@ -56,6 +56,7 @@ class Row:
     known: int
     blocks: tuple[int, ...]
     is_new: bool
+    draft: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
@@ -84,11 +85,13 @@ def checked_rows(plan: StepPlan, info: ExecutorInfo, resident: Mapping[int, Resi
     named = [row.sequence_id for row in (*plan.new_sequences, *plan.scheduled, *plan.forks)]
     _require(len(set(named)) == len(named), "a sequence has two rows")
     rows = [_new_row(row, info, staying.keys()) for row in plan.new_sequences]
-    rows += [_known_row(row, staying) for row in plan.scheduled]
+    drafts = {draft.sequence_id: draft.token_ids for draft in plan.drafts}
+    rows += [_known_row(row, staying, drafts.get(row.sequence_id, ())) for row in plan.scheduled]
     rows += [_fork_row(row, info, staying, gone) for row in plan.forks]
     for fork in plan.forks:
         staying.pop(fork.sequence_id, None)
     _check_limits(rows, info)
+    _check_drafts(plan, rows, info, staying)
     _check_tables(rows, info, staying)
     _check_copies(plan, info, {block for value in staying.values() for block in value.blocks})
     _check_seals(plan, info)
@@ -102,11 +105,11 @@ def _new_row(row: NewSequence, info: ExecutorInfo, present: Set[int]) -> Row:
     return Row(row.sequence_id, row.num_computed_tokens, row.num_tokens, len(row.token_ids), row.block_ids, True)
 
 
-def _known_row(row: ScheduledSequence, staying: Mapping[int, Resident]) -> Row:
+def _known_row(row: ScheduledSequence, staying: Mapping[int, Resident], draft: tuple[int, ...]) -> Row:
     _require(row.sequence_id in staying, f"unknown sequence {row.sequence_id}")
     held = staying[row.sequence_id]
     table = (*held.blocks, *row.new_block_ids)
-    return Row(row.sequence_id, held.computed, row.num_tokens, len(held.tokens), table, False)
+    return Row(row.sequence_id, held.computed, row.num_tokens, len(held.tokens), table, False, draft)
 
 
 def _fork_row(fork: Fork, info: ExecutorInfo, staying: Mapping[int, Resident], gone: tuple[int, ...]) -> Row:
@@ -121,11 +124,25 @@ def _fork_row(fork: Fork, info: ExecutorInfo, staying: Mapping[int, Resident], g
 
 def _check_limits(rows: list[Row], info: ExecutorInfo) -> None:
     _require(len(rows) <= info.max_sequences, "more rows than seats")
-    _require(sum(row.num_tokens for row in rows) <= info.max_step_tokens, "more tokens than a step may compute")
+    num_tokens = sum(row.num_tokens + len(row.draft) for row in rows)
+    _require(num_tokens <= info.max_step_tokens, "more tokens than a step may compute")
     for row in rows:
         _require(row.num_tokens > 0 and row.computed >= 0, f"sequence {row.sequence_id} computes nothing")
         _require(row.end <= row.known, f"sequence {row.sequence_id} computes tokens that are not known")
         _require(row.known <= info.max_model_len, f"sequence {row.sequence_id} is longer than the context")
+
+
+def _check_drafts(plan: StepPlan, rows: list[Row], info: ExecutorInfo, staying: Mapping[int, Resident]) -> None:
+    drafted = [draft.sequence_id for draft in plan.drafts]
+    _require(len(set(drafted)) == len(drafted), "two drafts for one sequence")
+    _require({row.sequence_id for row in plan.scheduled}.issuperset(drafted), "a draft for who is not scheduled")
+    for row in (row for row in rows if row.sequence_id in drafted):
+        end = row.end + len(row.draft)
+        _require(bool(row.draft), "an empty draft")
+        _require(row.end == row.known, "a draft for who does not draw")
+        _require(staying[row.sequence_id].sampling.is_plain, "a draft for who is not plain")
+        _require(all(0 <= token < info.vocab_size for token in row.draft), "token outside the vocabulary")
+        _require(end <= min(len(row.blocks) * info.block_size, info.max_model_len), "a draft has no room")
 
 
 def _check_tables(rows: list[Row], info: ExecutorInfo, staying: Mapping[int, Resident]) -> None:

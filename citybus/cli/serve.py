@@ -32,7 +32,15 @@ NEXT_PROMPT = "What is gravity?"
 
 _PASSED_ON = {
     "executor": ("dtype", "kv_cache_memory", "num_threads", "max_sequences"),
-    "scheduler": ("policy", "policy_folder", "admin_token_file", "keys_file", "limits_file", "drain_grace"),
+    "scheduler": (
+        "policy",
+        "policy_folder",
+        "speculative_tokens",
+        "admin_token_file",
+        "keys_file",
+        "limits_file",
+        "drain_grace",
+    ),
 }
 _EXECUTOR_GRACE_S = 5.0  # it is told to end when the scheduler has ended, and nobody waits for it any more
 _MARGIN_S = 5.0
@@ -63,6 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--max-sequences", metavar="N", help="most sequences in a step (default: the executor's)")
     add("--policy", help="scheduling policy, as 'citybus policy list' names them (default: the scheduler's)")
     add("--policy-folder", metavar="FOLDER", help="folder with policies of your own (default: none)")
+    add("--speculative-tokens", metavar="N", help="most tokens to guess in a step (default: the scheduler's)")
     add("--admin-token-file", metavar="FILE", help="token of operators, made where there is none (default: none)")
     add("--keys-file", metavar="FILE", help="API keys of tenants, made by 'citybus keys new' (default: none is needed)")
     add("--limits-file", metavar="FILE", help="limits of tenants, as docs/security.md says (default: none)")

@@ -86,7 +86,10 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A plan computes `num_tokens` tokens for `sequence`, and draws `num_drawn` new ones: 0 or 1, or one a beam."""
+    """A plan computes `num_tokens` tokens for `sequence`, and draws `num_drawn` new ones: 0 or 1, or one a beam.
+
+    Guesses of speculation come as a charge of their own, which draws none.
+    """
 
     sequence: SequenceView
     num_tokens: int

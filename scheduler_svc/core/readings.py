@@ -20,11 +20,14 @@ class Totals:
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
     def count(self, draft: PlanDraft, now: float) -> None:
         """A step is planned; note when those who board for the first time did."""
         self.steps += 1
         self.preemptions += len(draft.preempted)
+        self.draft_tokens += sum(len(guess.token_ids) for guess in draft.drafts)
         for sequence in draft.boarded:
             if sequence.first_scheduled_at is None:
                 sequence.first_scheduled_at = now

@@ -11,6 +11,7 @@ from common.step import ExecutorInfo, SampledToken, SealedBlock, StepPlan, StepR
 from scheduler_svc.core.adoption import Residency, adopt, ending_of
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.capacity import most_output
+from scheduler_svc.core.drafter import Drafter
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.invariants import check_roster
 from scheduler_svc.core.plan_draft import PlanInFlight
@@ -30,19 +31,20 @@ class Scheduler:
     """Decides, step by step, which sequence computes how many tokens in which blocks.
 
     `add`, `cancel`, `stop`, `expire` and `apply` are events; `schedule` makes the next plan. Up to `window` plans are
-    in flight: a plan may count on tokens that the plans before it draw, without knowing them (the executor does).
+    in flight: a plan may count on tokens that the plans before it draw, without knowing them (the executor does). With
+    drafts of up to `speculative_tokens` (0: none) it is one plan, as these go on from tokens that are known.
 
-    Args:
-        info: capacity, as the executor reported it.
-        policy: who boards, who computes how much, who gives way.
-        term: the session's term, which every plan carries.
-        window: most plans in flight.
+    `info` is the capacity, as the executor reported it; `policy` says who boards, who computes how much and who gives
+    way; every plan carries the session's `term`.
     """
 
-    def __init__(self, info: ExecutorInfo, policy: GuardedPolicy, *, term: int = 0, window: int = 2) -> None:
+    def __init__(
+        self, info: ExecutorInfo, policy: GuardedPolicy, *, term: int = 0, window: int = 2, speculative_tokens: int = 0
+    ) -> None:
         self.policy = policy
         self.totals = Totals()
-        self._window = window
+        self._window = 1 if speculative_tokens else window
+        self._drafter = Drafter(speculative_tokens)
         self._step = 0
         self._roster = Roster()
         self._connect(info, term)
@@ -88,8 +90,7 @@ class Scheduler:
 
     def stop(self, sequence_id: int, num_output_tokens: int, now: float) -> list[SequenceUpdate]:
         """End a sequence whose text has stopped, with the first `num_output_tokens` of its tokens."""
-        sequence = self._roster.get(sequence_id)
-        if sequence is None:
+        if (sequence := self._roster.get(sequence_id)) is None:
             return []
         surplus = sequence.num_output_tokens - num_output_tokens
         self.totals.generated_tokens -= surplus
@@ -156,6 +157,7 @@ class Scheduler:
         if len(self._in_flight) >= self._window:
             return None
         draft = self._planner.fill(self._step + 1, self.policy, now)
+        self._drafter.add_to(draft, self._blocks)
         if not draft.computing and not draft.preempted and not self._finished_ids:
             return None
         self.totals.count(draft, now)
@@ -181,12 +183,11 @@ class Scheduler:
             lost = [sequence for sequence in plan.computing if sequence.status is not Status.ENDED]
             return [self._end(sequence, FinishReason.ERROR, now, error=result.error) for sequence in lost]
         draws = plan.draws(result.sampled)
+        self.totals.accepted_draft_tokens += plan.accept(draws) if plan.drafted else 0
         known = known_scores(self._roster, result.known_logprobs)  # they come before what is drawn behind them
-        failed = chain.from_iterable(
-            self._end_one(row.sequence_id, FinishReason.ERROR, now, row.error) for row in result.failed
-        )
-        heard = chain.from_iterable(self._learn(sequence, drawn, now) for sequence, drawn in draws)
-        return [*known, *failed, *heard]
+        failed = [self._end_one(row.sequence_id, FinishReason.ERROR, now, row.error) for row in result.failed]
+        heard = [self._learn(sequence, drawn, now) for sequence, drawn in draws]
+        return [*known, *chain.from_iterable(failed + heard)]
 
     def _learn(self, sequence: Sequence, drawn: ListOf[SampledToken], now: float) -> list[SequenceUpdate]:
         """A token that was pending is known now; of a search, one for each beam."""

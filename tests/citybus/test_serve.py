@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import grpc
 import pytest
 
 from citybus import Client
+from citybus.cli import serve
 from citybus.executor.v1 import executor_pb2, executor_pb2_grpc
 from citybus.keys import add_line, make_key
 from tests.checkpoints import write_tiny
@@ -41,6 +43,15 @@ def serving(model: Path) -> Iterator[Serving]:
         yield served
     finally:
         served.close()
+
+
+def test_options_of_the_scheduler_are_passed_on() -> None:
+    parser = argparse.ArgumentParser()
+    serve.configure(parser)
+    assert serve._passed_on("scheduler", parser.parse_args([])) == ["--drain-grace=30.0"]
+    args = parser.parse_args(["--policy", "priority", "--speculative-tokens", "4"])
+    passed = ["--policy=priority", "--speculative-tokens=4", "--drain-grace=30.0"]
+    assert serve._passed_on("scheduler", args) == passed
 
 
 def test_it_answers_says_how_to_go_on_and_drains(serving: Serving) -> None:

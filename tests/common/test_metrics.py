@@ -34,6 +34,8 @@ SCHEDULER = {
     "prompt_tokens": "counter",
     "generation_tokens": "counter",
     "num_preemptions": "counter",
+    "spec_decode_num_draft_tokens": "counter",
+    "spec_decode_num_accepted_tokens": "counter",
     "request_success": "counter",
     "request_failures": "counter",
     "iteration_tokens_total": "histogram",

@@ -9,6 +9,7 @@ from common.logprobs import KnownLogprobs, TokenLogprobs
 from common.step import (
     HASH_BYTES,
     BlockCopy,
+    Draft,
     ExecutorInfo,
     FailedSequence,
     Fork,
@@ -66,6 +67,7 @@ plans = st.builds(
     copies=tuples_of(st.builds(BlockCopy, u32, u32)),
     sealed=tuples_of(seals),
     forks=tuples_of(st.builds(Fork, u64, u64, u32, u32, tuples_of(u32)), 3),
+    drafts=tuples_of(st.builds(Draft, u64, tuples_of(u32)), 3),
 )
 
 

@@ -13,6 +13,7 @@ from common.step import ExecutorInfo, Sampling, StepPlan
 from executor_svc.engine import Engine
 from scheduler_svc.core.adoption import Residency
 from scheduler_svc.core.guard import GuardedPolicy
+from scheduler_svc.core.readings import Totals
 from scheduler_svc.core.request import FinishReason, Request, SequenceUpdate
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.policies import BUILT_IN
@@ -40,6 +41,7 @@ class Ran:
     reasons: dict[int, FinishReason] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
     largest: int = 0
+    totals: Totals = field(default_factory=Totals)
 
 
 def drive(
@@ -49,9 +51,11 @@ def drive(
     requests: list[Request],
     window: int = 2,
     break_every: int | None = None,
+    speculative_tokens: int = 0,
 ) -> Ran:
     """Two requests more arrive before every step, until all have ended. After every so many, results are lost."""
-    scheduler = Scheduler(info, GuardedPolicy(BUILT_IN[policy]()), term=engine.open(info.epoch, False), window=window)
+    guarded, term = GuardedPolicy(BUILT_IN[policy]()), engine.open(info.epoch, False)
+    scheduler = Scheduler(info, guarded, term=term, window=window, speculative_tokens=speculative_tokens)
     ran = Ran({r.sequence_id: [] for r in requests})
     asked = {request.sequence_id: request for request in requests}
     in_flight: deque[StepPlan] = deque()
@@ -64,6 +68,7 @@ def drive(
             ran.largest = max(ran.largest, plan.num_tokens)
             in_flight.append(plan)
         if not in_flight:
+            ran.totals = scheduler.totals
             return ran
         news = scheduler.apply(engine.step(in_flight.popleft()), 0.0)
         ran.seen["steps"] += 1
@@ -181,3 +186,21 @@ def test_log_probabilities_come_once_for_every_token_whatever_happens(
         in_prompt = 0 if sampling.num_prompt_logprobs is None else len(each.prompt) - 1
         in_answer = 0 if sampling.num_logprobs is None else len(ran.tokens[key])
         assert len(ran.scores.get(key, [])) == in_prompt + in_answer
+
+
+@pytest.mark.parametrize("kind", ["engine", "native_engine"])
+def test_speculation_gives_ref(request: pytest.FixtureRequest, kind: str) -> None:
+    """Right and wrong guesses beside prefills, preemptions and lost results."""
+    engine: Engine = request.getfixturevalue(kind)
+    keys = (12, 26, 31, 33, 34)  # after eight of these, answers repeat themselves at times
+    requests = [
+        Request(key, (key,) * 8, Sampling(temperature=(0.0, 0.0, 0.3)[key % 3], seed=key), 0.0, max_tokens=64)
+        for key in keys
+    ]
+    expected = {r.sequence_id: reference(engine, r.prompt, 64, r.sampling) for r in requests}
+    info = replace(engine.describe(), num_blocks=12)
+    ran = drive(engine, info, "fcfs", requests, break_every=8, speculative_tokens=5)
+    assert ran.tokens == expected
+    assert min(ran.seen["sealed"], ran.seen["preempted"], ran.seen["broken"]) > 0, ran.seen
+    assert 100 < ran.totals.accepted_draft_tokens < ran.totals.draft_tokens
+    assert residents(engine) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from citybus.executor.v1 import executor_pb2 as pb
 from common import wire
 from common.step import (
     BlockCopy,
+    Draft,
     ExecutorInfo,
     InvalidPlan,
     NewSequence,
@@ -91,6 +93,13 @@ def test_the_size_of_a_plan_grows_with_what_changed_and_not_with_the_tables() ->
     one, two = (wire.plan_to_pb(decodes(count, first_id=10_000_000)).ByteSize() for count in (512, 1024))
     seal, grown = 16 + 3, 2 + 3
     assert two - one <= 512 * 4 + 32 * (seal + grown) + 16
+
+
+def test_a_draft_costs_its_tokens_and_its_id_and_no_draft_costs_nothing() -> None:
+    plan = decodes(1024, first_id=10_000_000)
+    drafted = replace(plan, drafts=tuple(Draft(row.sequence_id, (40_000,) * 8) for row in plan.scheduled[:100]))
+    assert wire.plan_to_pb(drafted).ByteSize() - wire.plan_to_pb(plan).ByteSize() <= 100 * (8 * 3 + 4 + 6)
+    assert wire.plan_to_pb(replace(drafted, drafts=())) == wire.plan_to_pb(plan)
 
 
 @pytest.mark.parametrize(

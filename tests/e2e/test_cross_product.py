@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import pytest
 from citybus import Completion, Delta, FinishReason
 from citybus.messages import completions_of
 from tests.checkpoints import write_tiny
-from tests.e2e.field_cases.field import Field, running_field, together
+from tests.e2e.field_cases.field import Field, Ride, running_field, together
 from tests.e2e.field_cases.parameters import told
 from tests.e2e.losses import LOSSES
+from tests.harness import START_S
 
 LENGTH = 100
 NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 20, "maxItems": 40}
@@ -33,6 +34,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 NUM_SEQUENCES = {name: max(options.get("n", 1), options.get("beam_width", 1)) for name, options in KINDS.items()}
 EDGES = (15, 16, 17, 31, 32, 33)
+REPEATING = (26, 12, 31, 33, 34, 29, 19, 11, 5, 8, 40)
+"""Tokens of prompts whose answers repeat themselves, more or less."""
 
 Told = list[tuple[object, ...]]
 
@@ -157,4 +160,52 @@ def test_killed(tight: Field, references: dict[str, Told], lost: str) -> None:
     tight.bus.executor.send(signal.SIGSTOP)
     LOSSES[lost](tight.bus)
     assert read(answers) == references
+    tight.check()
+
+
+@pytest.fixture
+def speculate(tight: Field) -> Iterator[Callable[[], None]]:
+    """Has a scheduler that guesses take over; in the end, one that does not."""
+    scheduler = tight.bus.scheduler
+    plain = scheduler.flags
+
+    def take_over(*more: str) -> None:
+        scheduler.kill()
+        scheduler.flags = (*plain, *more)
+        scheduler.restart()
+        tight.client.wait_ready(START_S)
+
+    yield lambda: take_over("--speculative-tokens", "6")
+    take_over()
+
+
+def test_speculation(tight: Field, speculate: Callable[[], None]) -> None:
+    """Greedy, seeded and stopped answers that repeat themselves at times: preempted, and with a draft on its way when a
+    service dies."""
+
+    def start(key: int, stop: Sequence[str] = ()) -> Ride:
+        return tight.start([key] * 8, 150, temperature=(0.0, 0.0, 0.3)[key % 3], seed=1, stop=stop)
+
+    def all_begun() -> list[Ride]:
+        with tight.paused():
+            return [start(key) for key in REPEATING] + [start(REPEATING[0], stop)]
+
+    def all_read(rides: Sequence[Ride]) -> Told:
+        return [told(completion) for completion in together([ride.read for ride in rides])]
+
+    stop = [start(REPEATING[0]).read().text[60:63]]
+    expected = [told(start(key).read()) for key in REPEATING] + [told(start(REPEATING[0], stop).read())]
+    assert expected[-1][4] is FinishReason.STOP
+    speculate()
+    since = len(tight.bus.plans())
+    assert all_read(all_begun()) == expected
+    drafted = tight.metric("spec_decode_num_draft_tokens_total")
+    assert 200 < tight.metric("spec_decode_num_accepted_tokens_total") < drafted
+    assert any(plan["preempted"] for plan in tight.bus.plans()[since:])
+    for lost in ("scheduler", "executor"):
+        rides = all_begun()
+        rides[0].read_some(20)
+        tight.bus.executor.send(signal.SIGSTOP)
+        LOSSES[lost](tight.bus)
+        assert all_read(rides) == expected
     tight.check()

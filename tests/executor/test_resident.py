@@ -53,7 +53,7 @@ class Table:
     def step(self, **parts: Any) -> None:
         plan = StepPlan(1, 1, **parts)
         rows = self.table.apply(plan)
-        self.table.commit(rows, [7 for row in rows if row.draws], plan.sealed)
+        self.table.commit(rows, [[7] for row in rows if row.draws], plan.sealed)
 
     @property
     def named(self) -> dict[int, bytes]:

@@ -15,10 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from citybus.executor.v1 import executor_pb2 as pb
 from common import wire
-from common.step import NewSequence, Sampling, ScheduledSequence, SealedBlock
+from common.step import Draft, NewSequence, Sampling, ScheduledSequence, SealedBlock
 from executor_svc.server import READ_AHEAD
 from tests.executor.service_client import SERVICE, TIMEOUT_S, Client, ClientSession, GatedExecutor
-from tests.fakes import INFO, FakeExecutor
+from tests.fakes import INFO, FakeExecutor, reference_output
 
 PROMPT = tuple(range(20))
 
@@ -68,6 +68,21 @@ async def test_a_session_from_opening_to_end(client: Client) -> None:
     assert client.metric("executor_step_tokens_sum") == 21
     assert client.metric("executor_idle_seconds_total") == pytest.approx((first.idle_ns + second.idle_ns) / 1e9)
     assert client.metric("executor_step_seconds_count") == 2
+
+
+async def test_guesses_that_are_wrong_are_counted_apart(client: Client) -> None:
+    """Of three guesses the first is right: three tokens were drawn from, in two steps, and two computed for nothing."""
+    second, third = reference_output(PROMPT, 3, Sampling(temperature=0), INFO.vocab_size)[1:]
+    session = await client.session()
+    await session.send(new_sequences=(new(),))
+    await session.result()
+    draft = Draft(1, (second, (third + 1) % INFO.vocab_size, 0))
+    await session.send(scheduled=(ScheduledSequence(1, 1),), drafts=(draft,))
+    assert [token.token_id for token in (await session.result()).sampled] == [second, third]
+    kinds = ("prefill", "decode", "rejected")
+    counts = [client.metric("executor_computed_tokens_total", kind=kind) for kind in kinds]
+    assert counts == [len(PROMPT) - 1, 3, 2]
+    assert client.metric("executor_step_tokens_sum") == sum(counts)
 
 
 async def test_describe(client: Client) -> None:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from citybus.executor.v1 import executor_pb2 as pb
 from common import wire
 from common.metrics import ExecutorMetrics
-from common.step import BlockCopy, InvalidPlan, SealedBlock, StaleTerm, StepPlan
+from common.step import BlockCopy, Draft, InvalidPlan, SealedBlock, StaleTerm, StepPlan
 from executor_svc.config import Config
 from executor_svc.engine import Engine
 from executor_svc.startup import load_engine
@@ -46,6 +46,7 @@ def begin(engine: Engine) -> tuple[Session, StepPlan]:
         new_sequences=(new(4, OTHER[:20], [7, 8], computed=16), new(5, PROMPT[:9], [9], sampling=SAMPLED)),
         scheduled=(grow(1), grow(2, 3, count=16)),
         sealed=(SealedBlock(2, b"h" * 16),),
+        drafts=(Draft(1, (3, 4)),),
     )
     return session, plan
 

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from common.errors import StartupError
-from common.step import BlockCopy, NewSequence, Sampling, ScheduledSequence, StepPlan
+from common.step import BlockCopy, Draft, NewSequence, Sampling, ScheduledSequence, StepPlan
 from scheduler_svc.plan_log import PlanLog
 
 FULL = Path("/dev/full")
@@ -17,14 +17,16 @@ FULL = Path("/dev/full")
 
 def test_a_plan_is_a_line_of_ids_and_counts_and_runs_are_appended(tmp_path: Path) -> None:
     new = NewSequence(7, (5, 6, 5), 3, 0, 3, (0,), Sampling())
-    plan = StepPlan(1, 9, (new,), (ScheduledSequence(3, 1, (4,)),), (1, 2), (5,), (BlockCopy(0, 1),))
+    plan = StepPlan(
+        1, 9, (new,), (ScheduledSequence(3, 1, (4,)),), (1, 2), (5,), (BlockCopy(0, 1),), drafts=(Draft(3, (8, 9)),)
+    )
     for _ in range(2):
         record = PlanLog(tmp_path / "plans")
         record.write(plan)
         record.close()
     lines = (tmp_path / "plans").read_text(encoding="utf-8").splitlines()
     entry = {"step": 9, "new": [[7, 3]], "scheduled": [[3, 1]], "finished": [1, 2], "preempted": [5], "copies": 1}
-    entry["forks"] = []
+    entry |= {"forks": [], "drafts": [[3, 2]]}
     assert [json.loads(line) for line in lines] == [entry, entry]
 
 

@@ -229,6 +229,7 @@ class StepPlan(_message.Message):
     SEALED_BLOCKS_FIELD_NUMBER: _builtins.int
     SEALED_HASHES_FIELD_NUMBER: _builtins.int
     FORKS_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     """Term of the session."""
     step: _builtins.int
@@ -283,6 +284,10 @@ class StepPlan(_message.Message):
     def forks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fork]:
         """Sequences that go on from others: the beams of a search."""
 
+    @_builtins.property
+    def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Draft]:
+        """Guesses at what sequences of ids will draw."""
+
     def __init__(
         self,
         *,
@@ -301,14 +306,47 @@ class StepPlan(_message.Message):
         sealed_blocks: _abc.Iterable[_builtins.int] | None = ...,
         sealed_hashes: _builtins.bytes = ...,
         forks: _abc.Iterable[Global___Fork] | None = ...,
+        drafts: _abc.Iterable[Global___Draft] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_destinations", b"copy_destinations", "copy_sources", b"copy_sources", "finished_ids", b"finished_ids", "forks", b"forks", "grown_blocks", b"grown_blocks", "grown_rows", b"grown_rows", "ids", b"ids", "new_sequences", b"new_sequences", "num_grown_blocks", b"num_grown_blocks", "num_tokens", b"num_tokens", "preempted_ids", b"preempted_ids", "sealed_blocks", b"sealed_blocks", "sealed_hashes", b"sealed_hashes", "step", b"step", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_destinations", b"copy_destinations", "copy_sources", b"copy_sources", "drafts", b"drafts", "finished_ids", b"finished_ids", "forks", b"forks", "grown_blocks", b"grown_blocks", "grown_rows", b"grown_rows", "ids", b"ids", "new_sequences", b"new_sequences", "num_grown_blocks", b"num_grown_blocks", "num_tokens", b"num_tokens", "preempted_ids", b"preempted_ids", "sealed_blocks", b"sealed_blocks", "sealed_hashes", b"sealed_hashes", "step", b"step", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepPlan: _TypeAlias = StepPlan  # noqa: Y015
+
+@_typing.final
+class Draft(_message.Message):
+    """Tokens that may be the next ones of a sequence: computed with the tokens known, and kept as far as it draws them. They
+    lie in the blocks that the sequence has for its known tokens.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """The sequence: one of ids that has no known token left to compute after this step, and whose sampling has nothing but
+    temperature, top_p, top_k, min_p and seed.
+    """
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens, at least one."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Draft: _TypeAlias = Draft  # noqa: Y015
 
 @_typing.final
 class Fork(_message.Message):
@@ -622,7 +660,8 @@ class StepResult(_message.Message):
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sequences that drew a token: those whose tokens are now all computed, in the order of the plan: new ones,
-        known ones, forks.
+        known ones, forks. One with a draft comes once for each token that it drew: those of the draft that it drew as they
+        stand there, and the token after them.
         """
 
     @_builtins.property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from common.step import ExecutorInfo, Fork, NewSequence, StepPlan
+from common.step import ExecutorInfo, Fork, NewSequence, StepPlan, StepResult
 from scheduler_svc.core.adoption import Residency
 
 
@@ -80,11 +80,14 @@ class Audit:
         }
         return Audit(self.info, self.window, self.salts, last_result=held.last_step, tables=tables, space=self.space)
 
-    def on_result(self, step: int) -> None:
-        """The result of the oldest plan in flight is in."""
-        assert step > self.last_result
-        self.last_result = step
+    def on_result(self, result: StepResult) -> None:
+        """The result of the oldest plan in flight is in: who drew more than one token had guesses that are right."""
+        assert result.step > self.last_result
+        self.last_result = result.step
         self.in_flight -= 1
+        drawn = Counter(token.sequence_id for token in result.sampled)
+        for sequence_id in drawn.keys() & self.tables.keys():
+            self.tables[sequence_id].computed += drawn[sequence_id] - 1
 
     def _copies(self, plan: StepPlan) -> dict[int, str | None]:
         """Destination -> salt of what is copied there."""
@@ -123,6 +126,12 @@ class Audit:
 
     def _check_step(self, plan: StepPlan) -> None:
         assert plan.num_tokens <= self.info.max_step_tokens, "over the token budget"
+        for draft in plan.drafts:
+            table = self.tables[draft.sequence_id]
+            assert table.last_step == plan.step, "a draft for who is not scheduled"
+            assert table.computed + len(draft.token_ids) <= len(table.blocks) * self.info.block_size, (
+                "a draft overflows"
+            )
         assert len(plan.new_sequences) + len(plan.scheduled) <= self.info.max_sequences, "more rows than seats"
         for table in self.tables.values():
             assert len(table.blocks) == -(-table.computed // self.info.block_size), "waste of a block or more"

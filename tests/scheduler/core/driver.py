@@ -85,11 +85,12 @@ class Driver:
         policy: Policy | GuardedPolicy | None = None,
         window: int = 2,
         script: Script | None = None,
+        speculative_tokens: int = 0,
     ) -> None:
         self.executor = FakeExecutor(info, script)
-        term = self.executor.open(info.epoch, False)
-        self.scheduler = Scheduler(info, guard(policy or Policy()), term=term, window=window)
-        self.window = window
+        self.window = 1 if speculative_tokens else window
+        self._settings = {"window": window, "speculative_tokens": speculative_tokens}
+        self.scheduler = self._scheduler(self.executor.open(info.epoch, False), policy or Policy())
         self.now = 0.0
         self.plans: deque[StepPlan] = deque()
         self._spaces: deque[dict[int, str | None]] = deque()
@@ -98,7 +99,7 @@ class Driver:
         self.outcomes: dict[int, Outcome] = {}
         self.others: dict[int, tuple[SequenceUpdate, ...]] = {}
         self.beginnings: dict[int, Beginning] = {}
-        self.audit = Audit(info, window)
+        self.audit = Audit(info, self.window)
         self._max_output: dict[int, int] = {}
         self._ended_by_us: dict[int, FinishReason] = {}
 
@@ -163,7 +164,7 @@ class Driver:
         plan = self.plans.popleft()
         self._spaces.popleft()
         result = self.executor.step(plan)
-        self.audit.on_result(plan.step)
+        self.audit.on_result(result)
         if result.error is not None:
             rows = [row.sequence_id for row in (*plan.new_sequences, *plan.scheduled, *plan.forks)]
             self._end(rows, FinishReason.ERROR)
@@ -202,9 +203,8 @@ class Driver:
         not known to the new scheduler, and told once more.
         """
         self._lose_plans(executed)
-        info = self.executor.info
-        term = self.executor.open(info.epoch, True)
-        self.scheduler = Scheduler(info, guard(policy or self.scheduler.policy), term=term, window=self.window)
+        term = self.executor.open(self.executor.info.epoch, True)
+        self.scheduler = self._scheduler(term, policy or self.scheduler.policy)
         for key in self.live:
             del self.tokens[key][max(0, len(self.tokens[key]) - unheard) :]
             if not self.tokens[key]:
@@ -215,6 +215,9 @@ class Driver:
                 room = self._room(asked)
                 self._max_output[key] = min(room, asked.max_tokens or room)
         self._resume(term, self._resident())
+
+    def _scheduler(self, term: int, policy: Policy | GuardedPolicy) -> Scheduler:
+        return Scheduler(self.executor.info, guard(policy), term=term, **self._settings)
 
     def cut(self, executed: int = 0) -> None:
         """The connection breaks and comes back: the same scheduler goes on with what is resident."""

@@ -54,16 +54,18 @@ prompts = st.builds(
     shared=st.integers(0, 64),
     own=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4),
 )
+guesses = st.sampled_from([0, 0, 1, 5])
 samplings = st.one_of(st.just(Sampling(temperature=0.0)), st.builds(Sampling, seed=st.integers(0, 3)))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Random events in any order; `teardown` runs everybody to the end."""
 
-    @initialize(info=capacities, policy=st.sampled_from(sorted(BUILT_IN)), window=st.integers(1, 3))
-    def start(self, info: ExecutorInfo, policy: str, window: int) -> None:
+    @initialize(info=capacities, policy=st.sampled_from(sorted(BUILT_IN)), window=st.integers(1, 3), guesses=guesses)
+    def start(self, info: ExecutorInfo, policy: str, window: int, guesses: int) -> None:
         self.changes: list[PolicyChange] = []
-        self.driver = Driver(info, GuardedPolicy(BUILT_IN[policy](), on_change=self.changes.append), window)
+        guarded = GuardedPolicy(BUILT_IN[policy](), on_change=self.changes.append)
+        self.driver = Driver(info, guarded, window, speculative_tokens=guesses)
         self.next_id = 1
 
     @rule(
@@ -189,12 +191,18 @@ class SchedulerMachine(RuleBasedStateMachine):
 TestScheduler = SchedulerMachine.TestCase
 
 
-@given(info=capacities, policy=st.sampled_from(sorted(BUILT_IN)), window=st.integers(1, 3), seed=st.integers())
+@given(
+    info=capacities,
+    policy=st.sampled_from(sorted(BUILT_IN)),
+    window=st.integers(1, 3),
+    guesses=guesses,
+    seed=st.integers(),
+)
 @settings(suppress_health_check=[HealthCheck.too_slow])
-def test_long_runs(info: ExecutorInfo, policy: str, window: int, seed: int) -> None:
+def test_long_runs(info: ExecutorInfo, policy: str, window: int, guesses: int, seed: int) -> None:
     """Hundreds of operations on one scheduler: what the short runs above do not reach."""
     chance = random.Random(seed)
-    driver = Driver(info, BUILT_IN[policy](), window)
+    driver = Driver(info, BUILT_IN[policy](), window, speculative_tokens=guesses)
     for _ in range(150):
         for _ in range(chance.choice([0, 0, 0, 1, 1, 3])):
             add_random(driver, chance)
@@ -215,11 +223,11 @@ def test_long_runs(info: ExecutorInfo, policy: str, window: int, seed: int) -> N
     driver.drain()
 
 
-@pytest.mark.parametrize("window", [1, 2])
-def test_the_random_load_reaches_every_corner(window: int) -> None:
+@pytest.mark.parametrize(("window", "guesses"), [(1, 0), (2, 0), (1, 2)])
+def test_the_random_load_reaches_every_corner(window: int, guesses: int) -> None:
     """Otherwise the tests above would prove little."""
     chance = random.Random(7)
-    driver = Driver(capacity(3, 24, 10, 4, 60), window=window)
+    driver = Driver(capacity(3, 24, 10, 4, 60), window=window, speculative_tokens=guesses)
     seen: Counter[str] = Counter()
     for _ in range(400):
         if len(driver.live) < 8:
@@ -236,7 +244,11 @@ def test_the_random_load_reaches_every_corner(window: int) -> None:
             seen["forked"] += len(plan.forks)
             seen["parted"] += bool(plan.forks and plan.copies)
             seen["siblings"] += sum(row.sequence_id % 10 > 0 for row in plan.new_sequences)
+            seen["drafted"] += plan.num_draft_tokens
         driver.deliver()
+    totals = driver.scheduler.totals
+    assert seen["drafted"] == totals.draft_tokens
+    assert (seen["drafted"] > 0) == (0 < totals.accepted_draft_tokens < totals.draft_tokens) == (guesses > 0)
     driver.drain()
     seen |= Counter(outcome.reason.value for outcome in driver.outcomes.values())
     expected = {

@@ -17,7 +17,7 @@ from executor_svc.engine import Engine
 from executor_svc.models.llama import Llama
 from executor_svc.models.llama_native import NativeLlama
 from executor_svc.startup import load_engine
-from kernels.cpu.library import NativeLibrary, NativeModel
+from kernels.cpu.library import NativeLibrary, NativeModel, NativeThreads
 from tests.checkpoints import write_chain, write_tiny
 from tests.executor.driver import generate
 
@@ -93,7 +93,7 @@ def test_weights_that_fit_no_memory_are_one_line(
     def fail(*arguments: object) -> NativeModel:
         raise MemoryError
 
-    monkeypatch.setattr(NativeLibrary, "model", fail)
+    monkeypatch.setattr(NativeThreads, "model", fail)
     with pytest.raises(StartupError, match="no memory for the weights"):
         load(folder)
 

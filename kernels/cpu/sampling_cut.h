@@ -24,13 +24,20 @@ inline uint32_t order(float x) {
 }
 
 // How many of the likeliest it takes to reach `wanted`, where number i adds `measure(i)`; all, where all are too few.
-// Three times a histogram over some bits, the highest first, of those that are equal in the bits before: `members`.
+// Up to three times a histogram over some bits, the highest first, of those that are equal in the bits before:
+// `members`.
 template <typename Measure>
 Cut find_cut(const float* logits, int64_t count, double wanted, const SamplingScratch& scratch, Measure measure) {
   double above = 0;
   int32_t* members = scratch.members;
   for (int64_t i = 0; i < count; ++i) members[i] = int32_t(i);
+  auto all_equal = [&] {
+    int64_t i = 1;
+    while (i < count && logits[members[i]] == logits[members[0]]) ++i;
+    return i == count;
+  };
   for (int shift : {21, 10, 0}) {
+    if (all_equal()) break;
     auto bin_of = [&](int32_t member) { return order(logits[member]) >> shift & (kBins - 1); };
     std::memset(scratch.bins, 0, kBins * sizeof(double));
     for (int64_t i = 0; i < count; ++i) scratch.bins[bin_of(members[i])] += measure(members[i]);

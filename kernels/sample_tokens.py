@@ -53,12 +53,12 @@ def sample_tokens(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
     columns = (draws.temperatures, draws.top_ks, draws.top_ps, draws.min_ps)
     settings = list(zip(*(column.tolist() for column in columns), strict=True))
     for row in drawn.nonzero().flatten().tolist():
-        tokens[row] = _draw(logits[row], *settings[row], numbers[row])
+        tokens[row] = _draw(logits[row], numbers[row], *settings[row])
     return tokens
 
 
 def _draw(
-    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, number: torch.Tensor
+    logits: torch.Tensor, number: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> torch.Tensor:
     """The token of one row. Tokens that top_k cannot leave are put aside first."""
     if not 0 < top_k < len(logits):

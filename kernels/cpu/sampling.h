@@ -146,12 +146,12 @@ int64_t sample(const float* logits, int64_t size, const Draw& draw, const Sampli
   Row row{logits, size, 0.0f, float(draw.temperature)};
   row.peak = find_peaks(row, scratch.peaks);
   if (!(draw.temperature > kGreedyBelow) || row.peak == -INFINITY) return first_of_likeliest(row, scratch.peaks);
-  bool has_top_k = 0 < draw.top_k && draw.top_k < size;
-  if (!has_top_k && draw.top_p >= 1) return draw_of_all(row, draw, scratch);
+  bool has_top_k = 0 < draw.top_k && draw.top_k < size, has_top_p = draw.top_p < 1;
+  if (!has_top_k && !has_top_p) return draw_of_all(row, draw, scratch);
   Candidates found;
   if (has_top_k) {
     found = likeliest(row, draw.top_k, scratch);
-    if (draw.top_p < 1) keep_nucleus(found, draw.top_p * mass_of(found, 0.0f), scratch);
+    if (has_top_p) keep_nucleus(found, draw.top_p * mass_of(found, 0.0f), scratch);
   } else {
     double mass = sum_chunks(row, 0.0f, scratch.masses);
     found = gather(row, 0, size, nucleus_bound(row, draw.top_p, mass), scratch);

@@ -61,7 +61,8 @@ def main() -> int:
         results |= by_torch(torch.bfloat16)
         for isa in library.instruction_sets():
             checkpoint = Checkpoint(options.model, torch.bfloat16, CPU)
-            model = NativeLlama(spec, checkpoint, library.model(native_shape(spec), isa, torch.get_num_threads()))
+            threads = library.threads(isa, torch.get_num_threads())
+            model = NativeLlama(spec, checkpoint, threads.model(native_shape(spec)))
             results[f"native {isa.name.lower()}"] = logits(model, torch.bfloat16, batches)
     print(f"{len(exact)} tokens, logits of {exact.square().mean().sqrt():.2f} (root mean square)")
     for name, found in results.items():

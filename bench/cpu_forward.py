@@ -132,7 +132,7 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     spec = ModelSpec.read(options.model)
-    native = library.model(native_shape(spec), library.instruction_sets()[-1], options.threads)
+    native = library.threads(library.instruction_sets()[-1], options.threads).model(native_shape(spec))
     by_torch = Llama(spec, Checkpoint(options.model, torch.bfloat16, CPU), kernels_for(CPU))
     by_library = NativeLlama(spec, Checkpoint(options.model, torch.bfloat16, CPU), native)
     with torch.inference_mode():

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from common.errors import StartupError
 from executor_svc.models.llama_native import native_shape
 from executor_svc.models.registry import NATIVE
 from executor_svc.models.spec import ModelSpec
-from kernels.cpu.library import NativeLibrary, NativeModel, load_library
+from kernels.cpu.library import NativeLibrary, NativeModel, NativeThreads, load_library
 
 _LANES = 16
 
 
-def native_model(
+@dataclass(frozen=True, slots=True)
+class Native:
+    """The library's threads, which sample, and the model without weights that they compute; None where torch does."""
+
+    threads: NativeThreads
+    model: NativeModel | None
+
+
+def native_backend(
     choice: str,
     spec: ModelSpec,
     *,
@@ -22,22 +32,23 @@ def native_model(
     device: torch.device,
     block_size: int,
     num_threads: int,
-) -> NativeModel | None:
-    """A native model without weights, or None where torch computes: for the `choice` of --cpu-backend.
+) -> Native | None:
+    """What the library computes, or None where that is nothing: for the `choice` of --cpu-backend.
 
     Raises `StartupError` where native is asked for and cannot be, and where its memory or its threads cannot be had.
     """
     if choice == "torch":
         return None
-    obstacle = _unsuitable(spec, dtype, kv_dtype, device, block_size)
-    library = None if obstacle else load_library()
-    obstacle = obstacle or _unavailable(library)
-    if obstacle and choice == "native":
+    unsuitable = _unsuitable(spec, dtype, kv_dtype, device, block_size)
+    library = load_library() if device.type == "cpu" else None
+    unavailable = _unavailable(library)
+    if choice == "native" and (obstacle := unsuitable or unavailable):
         raise StartupError(f"--cpu-backend native: {obstacle}")
-    if obstacle or library is None:
+    if unavailable or library is None:
         return None
     try:
-        return library.model(native_shape(spec), library.instruction_sets()[-1], num_threads)
+        threads = library.threads(library.instruction_sets()[-1], num_threads)
+        return Native(threads, None if unsuitable else threads.model(native_shape(spec)))
     except (MemoryError, OSError) as error:
         raise StartupError("no memory for the weights: serve a smaller model, or stop something else") from error
 
@@ -45,7 +56,7 @@ def native_model(
 def _unsuitable(
     spec: ModelSpec, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device, block_size: int
 ) -> str | None:
-    """Why the library cannot compute this."""
+    """Why the library cannot compute this model."""
     if device.type != "cpu":
         return f"it is for --device cpu, not {device.type}"
     if dtype is not torch.bfloat16:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import time
+from dataclasses import replace
 
 import structlog
 import torch
@@ -15,7 +16,7 @@ from common.matching import GrammarError
 from common.metrics import ExecutorMetrics
 from executor_svc.config import Config
 from executor_svc.constraints import Constraints
-from executor_svc.cpu_backend import native_model
+from executor_svc.cpu_backend import native_backend
 from executor_svc.cuda_graphs import GraphedModel, capture_cuda
 from executor_svc.engine import Engine, EngineLimits
 from executor_svc.host import available_cores, available_memory
@@ -46,7 +47,7 @@ def load_engine(settings: Config, metrics: ExecutorMetrics) -> Engine:
     constraints = Constraints(settings.model, spec.vocab_size, min(num_threads, _MAX_GRAMMAR_THREADS))
     dtype = _DTYPES.get(spec.dtype if settings.dtype == "auto" else settings.dtype, torch.float32)
     kv_dtype = _kv_dtype(settings.kv_cache_dtype, dtype, device)
-    native = native_model(
+    native = native_backend(
         settings.cpu_backend,
         spec,
         dtype=dtype,
@@ -56,7 +57,10 @@ def load_engine(settings: Config, metrics: ExecutorMetrics) -> Engine:
         num_threads=num_threads,
     )
     backend = kernels_for(device)
-    computes = backend.name if native is None else f"native {native.instruction_set.name.lower()}"
+    if native is not None:
+        backend = replace(backend, sample_tokens=native.threads.sample_tokens)
+    native_model = native.model if native else None
+    computes = f"native {native_model.instruction_set.name.lower()}" if native_model else backend.name
     log.info(
         "loading the model",
         model=str(settings.model),
@@ -64,12 +68,12 @@ def load_engine(settings: Config, metrics: ExecutorMetrics) -> Engine:
         dtype=_name(dtype),
         backend=computes,
     )
-    model = load_model(spec, Checkpoint(settings.model, dtype, device), backend, native)
+    model = load_model(spec, Checkpoint(settings.model, dtype, device), backend, native_model)
     seconds = time.perf_counter() - started
     log.info("model loaded", mib=round(model.weights_bytes / MIB), seconds=round(seconds, 2))
     pool = _make_pool(settings, spec, kv_dtype, device)
-    if native is not None:
-        native.prefer_huge_pages(pool.pools)
+    if native_model is not None:
+        native_model.prefer_huge_pages(pool.pools)
     mib = round(pool.num_bytes / MIB, 1)
     log.info("pool of keys and values made", dtype=_name(kv_dtype), blocks=pool.num_blocks, mib=mib)
     metrics.model_load_seconds.set(seconds)

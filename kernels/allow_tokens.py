@@ -5,12 +5,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+_BYTES = np.arange(256, dtype=np.uint8)[:, None]
+_LIMITS = np.where(np.unpackbits(_BYTES, axis=1, bitorder="little"), np.float32(np.inf), np.float32(-np.inf))
+"""Of the 8 tokens that a byte of a mask is about, the most that the logits may be."""
+
 
 def allow_tokens(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
     """In place: the float32 `logits` [R, vocab_size] of `rows` [M] become minus infinity where their mask has no bit.
 
     `rows` are int64, each at most once. `masks` are int32 [M, ceil(vocab_size / 32)]; token t is bit t % 32, counted
-    from the lowest, of word t // 32. Other rows are not touched.
+    from the lowest, of word t // 32. Other rows are not touched. A NaN, which is as
+    impossible, may stay one.
     """
     (allow_on_cpu if logits.device.type == "cpu" else allow_on_gpu)(logits, rows, masks)
 
@@ -26,5 +31,5 @@ def allow_on_cpu(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) 
     """As `allow_tokens`, in one thread: torch shares such small work among several, which then wait for busy cores."""
     numbers, packed = logits.numpy(), masks.numpy().view(np.uint8)
     for index, row in enumerate(rows.tolist()):
-        allowed = np.unpackbits(packed[index], count=logits.shape[1], bitorder="little")
-        np.putmask(numbers[row], allowed == 0, -np.inf)
+        limits = _LIMITS.take(packed[index], axis=0).reshape(-1)[: logits.shape[1]]
+        np.minimum(numbers[row], limits, out=numbers[row])

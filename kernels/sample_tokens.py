@@ -53,8 +53,18 @@ def sample_tokens(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
     columns = (draws.temperatures, draws.top_ks, draws.top_ps, draws.min_ps)
     settings = list(zip(*(column.tolist() for column in columns), strict=True))
     for row in drawn.nonzero().flatten().tolist():
-        tokens[row] = _invert(_weights(logits[row], *settings[row]), numbers[row])
+        tokens[row] = _draw(logits[row], numbers[row], *settings[row])
     return tokens
+
+
+def _draw(
+    logits: torch.Tensor, number: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> torch.Tensor:
+    """The token of one row. Tokens that top_k cannot leave are put aside first."""
+    if not 0 < top_k < len(logits):
+        return _invert(_weights(logits, temperature, 0, top_p, min_p), number)
+    left = (logits >= logits.topk(top_k).values[-1]).nonzero().flatten()
+    return left[_invert(_weights(logits[left], temperature, top_k, top_p, min_p), number)]
 
 
 def _weights(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:

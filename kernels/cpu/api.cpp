@@ -9,6 +9,13 @@
 #include <system_error>
 
 #include "llama.h"
+#include "sampler.h"
+
+struct citybus_threads {
+  const citybus::Operations& operations;
+  citybus::ThreadPool pool;
+  citybus::Sampler sampler;
+};
 
 struct citybus_llama {
   citybus::Llama model;
@@ -59,14 +66,33 @@ int citybus_best_isa(void) {
   return avx2 ? CITYBUS_AVX2 : CITYBUS_NONE;
 }
 
-citybus_llama* citybus_llama_create(const citybus_shape* shape, int isa, int num_threads, int* status) {
+citybus_threads* citybus_threads_create(int isa, int num_threads, int* status) {
+  citybus_threads* threads = nullptr;
+  *status = guarded([&] {
+    if (isa <= CITYBUS_NONE || isa > citybus_best_isa() || num_threads < 1) return false;
+    threads = new citybus_threads{operations_of(isa), citybus::ThreadPool(num_threads), {}};
+    return true;
+  });
+  return threads;
+}
+
+void citybus_threads_destroy(citybus_threads* threads) { delete threads; }
+
+int citybus_sample_tokens(citybus_threads* threads, const citybus_draws* draws) {
+  return guarded([&] {
+    if (draws->vocab_size < 1) return false;
+    threads->sampler.sample(*draws, threads->operations, threads->pool);
+    return true;
+  });
+}
+
+citybus_llama* citybus_llama_create(const citybus_shape* shape, citybus_threads* threads, int* status) {
   citybus_llama* llama = nullptr;
   *status = guarded([&] {
-    if (isa <= CITYBUS_NONE || isa > citybus_best_isa() || num_threads < 1 || shape->head_dim % citybus::kLanes)
-      return false;
+    if (shape->head_dim % citybus::kLanes) return false;
     if (shape->soft_cap < 0 || std::any_of(shape->windows, shape->windows + shape->num_layers, is_negative))
       return false;
-    llama = new citybus_llama{{*shape, operations_of(isa), num_threads}};
+    llama = new citybus_llama{{*shape, threads->operations, threads->pool}};
     return true;
   });
   return llama;

@@ -1,5 +1,5 @@
 /* The C interface of the library: plain pointers and sizes. The caller keeps what it passes alive during a call only,
-   the pools aside. A model is used by one thread at a time. */
+   the pools aside. Threads and their models are used by one caller at a time. */
 #pragma once
 
 #include <stdint.h>
@@ -10,6 +10,7 @@
 extern "C" {
 #endif
 
+typedef struct citybus_threads citybus_threads;
 typedef struct citybus_llama citybus_llama;
 
 enum citybus_status { CITYBUS_OK = 0, CITYBUS_INVALID = 1, CITYBUS_NO_MEMORY = 2, CITYBUS_NO_THREADS = 3 };
@@ -57,15 +58,34 @@ typedef struct citybus_step {
   float *logits;               /* [R, vocab_size], written */
 } citybus_step;
 
+/* Of R rows of logits, how each is drawn: kernels/sample_tokens.py says what it all means. */
+typedef struct citybus_draws {
+  int64_t num_rows, vocab_size;
+  const float *logits;            /* [R, vocab_size] */
+  const double *temperatures;     /* [R], and so are the others */
+  const int64_t *top_ks;
+  const double *top_ps, *min_ps;
+  const int64_t *seeds, *counters;
+  int64_t *tokens;                /* written */
+} citybus_draws;
+
 /* Raised with every change of this file: a library that was built from an older one must not be called. */
-#define CITYBUS_INTERFACE 3
+#define CITYBUS_INTERFACE 4
 CITYBUS_API int citybus_interface(void);
 
 /* The best of enum citybus_isa that this processor and the system have. Asks the system for AMX's tiles. */
 CITYBUS_API int citybus_best_isa(void);
 
+/* `num_threads` that compute with an instruction set, the caller among them; null with `status` set where they cannot
+   be had. They outlive their models. */
+CITYBUS_API citybus_threads *citybus_threads_create(int isa, int num_threads, int *status);
+CITYBUS_API void citybus_threads_destroy(citybus_threads *threads);
+
+/* Draw a token from each row. */
+CITYBUS_API int citybus_sample_tokens(citybus_threads *threads, const citybus_draws *draws);
+
 /* A model without weights; null with `status` set where it cannot be made. */
-CITYBUS_API citybus_llama *citybus_llama_create(const citybus_shape *shape, int isa, int num_threads, int *status);
+CITYBUS_API citybus_llama *citybus_llama_create(const citybus_shape *shape, citybus_threads *threads, int *status);
 
 /* Memory of the weights in bytes. */
 CITYBUS_API int64_t citybus_llama_weights_bytes(const citybus_llama *llama);

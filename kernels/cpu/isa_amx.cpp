@@ -1,5 +1,6 @@
 // The operations, compiled for AMX with BF16, and AVX-512 for what is no product.
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 
@@ -26,13 +27,15 @@ constexpr int kAttentionRows = 16;
 #include "attention_softmax.h"
 #include "attention_tiles.h"
 #include "attention.h"
+#include "sampling_cut.h"
+#include "sampling.h"
 
 namespace citybus {
 
 const Operations& amx_operations() {
   using namespace amx;
   static constexpr Operations operations{multiply_product, multiply_add_product, multiply_gate_product,
-                                         multiply_rotate_product, rms_norm, attend};
+                                         multiply_rotate_product, rms_norm, attend, sample};
   return operations;
 }
 

@@ -1,5 +1,6 @@
 // The operations, compiled for AVX-512 with BF16.
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -29,13 +30,15 @@ constexpr int kScoreGroups = 2;
 #include "attention_softmax.h"
 #include "attention_rows.h"
 #include "attention.h"
+#include "sampling_cut.h"
+#include "sampling.h"
 
 namespace citybus {
 
 const Operations& avx512_operations() {
   using namespace avx512;
   static constexpr Operations operations{multiply_product, multiply_add_product, multiply_gate_product,
-                                         multiply_rotate_product, rms_norm, attend};
+                                         multiply_rotate_product, rms_norm, attend, sample};
   return operations;
 }
 

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import torch
 
+from kernels.sample_tokens import Draws
+
 _FOLDER = Path(__file__).parent
-_INTERFACE = 3
+_INTERFACE = 4
 """`CITYBUS_INTERFACE` of `api.h`."""
 _FAILURES: dict[int, tuple[type[Exception], str]] = {
     1: (ValueError, "the native library was given something that does not exist"),
@@ -77,6 +79,15 @@ class _Step(ctypes.Structure):
     ]
 
 
+class _Draws(ctypes.Structure):
+    """`citybus_draws`."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("num_rows", "vocab_size")),
+        *((name, ctypes.c_void_p) for name in ("logits", *Draws.__dataclass_fields__, "tokens")),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """N tokens of S sequences, R of which draw. All are contiguous and on the CPU: int64, but float32 `cos` and `sin`.
@@ -103,6 +114,11 @@ class NativeLibrary:
         if not hasattr(self._functions, "citybus_interface") or self._functions.citybus_interface() != _INTERFACE:
             raise OSError(f"{path} was built from another version of the source")
         declare = self._functions
+        declare.citybus_threads_create.restype = ctypes.c_void_p
+        declare.citybus_threads_destroy.argtypes = [ctypes.c_void_p]
+        declare.citybus_threads_destroy.restype = None
+        declare.citybus_sample_tokens.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Draws)]
+        declare.citybus_llama_create.argtypes = [ctypes.POINTER(Shape), ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
         declare.citybus_llama_create.restype = ctypes.c_void_p
         declare.citybus_llama_weights_bytes.restype = ctypes.c_int64
         declare.citybus_llama_weights_bytes.argtypes = [ctypes.c_void_p]
@@ -118,20 +134,49 @@ class NativeLibrary:
         best = self._functions.citybus_best_isa()
         return [isa for isa in InstructionSet if isa <= best]
 
-    def model(self, shape: Shape, isa: InstructionSet, num_threads: int) -> NativeModel:
-        """A model without weights. Raises `ValueError` for a shape it cannot compute, `MemoryError` and `OSError`."""
-        return NativeModel(self._functions, shape, isa, num_threads)
+    def threads(self, isa: InstructionSet, num_threads: int) -> NativeThreads:
+        """Threads that compute with `isa`. Raises `MemoryError` and `OSError`."""
+        return NativeThreads(self._functions, isa, num_threads)
+
+
+class NativeThreads:
+    """The library's own threads, for one caller at a time. They sample, and compute models; they end with this object
+    and the last of these."""
+
+    def __init__(self, functions: ctypes.CDLL, isa: InstructionSet, num_threads: int) -> None:
+        self.instruction_set = isa
+        self._functions = functions
+        status = ctypes.c_int()
+        self.handle = functions.citybus_threads_create(int(isa), num_threads, ctypes.byref(status))
+        _check(status.value)
+        weakref.finalize(self, functions.citybus_threads_destroy, self.handle)
+
+    def model(self, shape: Shape) -> NativeModel:
+        """A model without weights. Raises `ValueError` for a shape it cannot compute, and `MemoryError`."""
+        return NativeModel(self._functions, shape, self)
+
+    def sample_tokens(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """As `kernels.sample_tokens.sample_tokens`, on the CPU. Raises `MemoryError`."""
+        rows, vocab_size = logits.shape
+        tokens = torch.empty(rows, dtype=torch.int64)
+        inputs = {name: getattr(draws, name).contiguous() for name in Draws.__dataclass_fields__}
+        inputs["logits"] = logits.contiguous()
+        pointers = {name: tensor.data_ptr() for name, tensor in inputs.items()}
+        native = _Draws(num_rows=rows, vocab_size=vocab_size, tokens=tokens.data_ptr(), **pointers)
+        _check(self._functions.citybus_sample_tokens(self.handle, ctypes.byref(native)))
+        return tokens
 
 
 class NativeModel:
-    """A Llama in the library's memory, computed by threads of its own; they end with this object."""
+    """A Llama in the library's memory, computed by `threads`."""
 
-    def __init__(self, functions: ctypes.CDLL, shape: Shape, isa: InstructionSet, num_threads: int) -> None:
-        self.instruction_set = isa
+    def __init__(self, functions: ctypes.CDLL, shape: Shape, threads: NativeThreads) -> None:
+        self.instruction_set = threads.instruction_set
+        self._threads = threads  # which must not end before the model
         self._functions = functions
         self._logits = torch.empty(0, shape.vocab_size)
         status = ctypes.c_int()
-        self._handle = functions.citybus_llama_create(ctypes.byref(shape), int(isa), num_threads, ctypes.byref(status))
+        self._handle = functions.citybus_llama_create(ctypes.byref(shape), threads.handle, ctypes.byref(status))
         _check(status.value)
         weakref.finalize(self, functions.citybus_llama_destroy, self._handle)
 

@@ -23,8 +23,8 @@ struct Layer {
 
 class Llama {
  public:
-  // Throws std::bad_alloc, std::system_error. `shape.windows` may go afterwards.
-  Llama(const citybus_shape& shape, const Operations& operations, int threads);
+  // Throws std::bad_alloc. `shape.windows` may go afterwards.
+  Llama(const citybus_shape& shape, const Operations& operations, ThreadPool& threads);
 
   int64_t weights_bytes() const { return int64_t(weights_.bytes() + norms_.bytes() + table_.bytes()); }
 
@@ -60,7 +60,7 @@ class Llama {
 
   citybus_shape shape_;
   const Operations& operations_;
-  ThreadPool threads_;
+  ThreadPool& threads_;
   Sizes sizes_;
   Buffer<bf16> weights_;
   Buffer<float> norms_;

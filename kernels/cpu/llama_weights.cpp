@@ -19,7 +19,7 @@ struct Carver {
 
 }  // namespace
 
-Llama::Llama(const citybus_shape& shape, const Operations& operations, int threads)
+Llama::Llama(const citybus_shape& shape, const Operations& operations, ThreadPool& threads)
     : shape_(shape), operations_(operations), threads_(threads) {
   int64_t hidden = shape.hidden_size, inner = shape.intermediate_size;
   int64_t queries = shape.num_heads * shape.head_dim;

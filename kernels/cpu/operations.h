@@ -57,6 +57,31 @@ struct Rotation {
   int64_t groups_of_head() const { return (kv.head_dim / 2 + kLanes - 1) / kLanes; }
 };
 
+// How a row is drawn; 0 in `top_k` and `min_p` and 1 in `top_p` is off.
+struct Draw {
+  double temperature;
+  int64_t top_k;
+  double top_p;
+  double min_p;
+  double number;  // in [0, 1): where the cumulative distribution is inverted
+};
+
+constexpr int64_t kChunk = 512;  // logits of a row whose weights are summed before they are added to those before
+constexpr int64_t kBins = 2048;
+
+// Memory of a thread for rows of up to `sampling_room` of their size.
+struct SamplingScratch {
+  double* bins;       // [kBins]
+  double* masses;     // [room / kChunk]
+  float* peaks;       // [room], and so are the others
+  float* logits;
+  float* weights;
+  int32_t* ids;
+  int32_t* members;
+};
+
+constexpr int64_t sampling_room(int64_t vocab_size) { return round_up(vocab_size, kChunk); }
+
 struct Operations {
   // Columns of `group` of the product into `outputs` float32 [rows, stride], of which `columns` are kept.
   void (*multiply)(const Product&, int64_t group, float* outputs, int64_t stride, int64_t columns);
@@ -73,10 +98,12 @@ struct Operations {
   // A row `hidden` of `size` numbers, zero up to a multiple of 16, over its root mean square, times `weight`; bf16.
   void (*rms_norm)(const float* hidden, const float* weight, int64_t size, float eps, bf16* output);
 
-
   // `next` is what the same thread takes next, as a rule, if anything; `scratch` has attention_scratch(...) numbers for
   // each key-value head of the task.
   void (*attend)(const Attention&, const AttentionTask&, const AttentionTask* next, float* scratch);
+
+  // The token drawn from a row of `size` logits.
+  int64_t (*sample)(const float* logits, int64_t size, const Draw&, const SamplingScratch&);
 };
 
 // Tokens of a prefill that are computed in one task.

@@ -50,6 +50,32 @@ inline float largest(Lanes x) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
+// A bit for each lane whose `x` is at least `bound`.
+inline unsigned at_least(Lanes x, Lanes bound) {
+  int low = _mm256_movemask_ps(_mm256_cmp_ps(x.low, bound.low, _CMP_GE_OQ));
+  return unsigned(low | _mm256_movemask_ps(_mm256_cmp_ps(x.high, bound.high, _CMP_GE_OQ)) << 8);
+}
+inline Lanes where_at_least(Lanes x, Lanes bound, Lanes value) {  // 0 in the other lanes
+  return {_mm256_and_ps(_mm256_cmp_ps(x.low, bound.low, _CMP_GE_OQ), value.low),
+          _mm256_and_ps(_mm256_cmp_ps(x.high, bound.high, _CMP_GE_OQ), value.high)};
+}
+
+// 8 sums in float64, of a lane and the one 8 lanes on.
+struct Sums {
+  __m256d low, high;
+};
+inline Sums no_sums() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
+inline Sums add_half(Sums sums, __m256 x) {
+  return {_mm256_add_pd(sums.low, _mm256_cvtps_pd(_mm256_castps256_ps128(x))),
+          _mm256_add_pd(sums.high, _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)))};
+}
+inline Sums add(Sums sums, Lanes x) { return add_half(add_half(sums, x.low), x.high); }
+inline double total(Sums sums) {
+  __m256d four = _mm256_add_pd(sums.low, sums.high);
+  __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+
 // The first `count` lanes of `x`, and those of `other` in the rest.
 inline Lanes keep_first(Lanes x, int count, Lanes other) {
   __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

@@ -27,6 +27,24 @@ inline float largest(Lanes x) { return _mm512_reduce_max_ps(x); }
 inline Lanes maximum(Lanes a, Lanes b) { return _mm512_max_ps(a, b); }
 inline Lanes minimum(Lanes a, Lanes b) { return _mm512_min_ps(a, b); }
 
+// A bit for each lane whose `x` is at least `bound`.
+inline unsigned at_least(Lanes x, Lanes bound) { return _mm512_cmp_ps_mask(x, bound, _CMP_GE_OQ); }
+inline Lanes where_at_least(Lanes x, Lanes bound, Lanes value) {  // 0 in the other lanes
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_GE_OQ), value);
+}
+
+// 16 sums in float64.
+struct Sums {
+  __m512d low, high;
+};
+inline Sums no_sums() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+inline Sums add(Sums sums, Lanes x) {
+  __m256 high = _mm512_extractf32x8_ps(x, 1);
+  return {_mm512_add_pd(sums.low, _mm512_cvtps_pd(_mm512_castps512_ps256(x))),
+          _mm512_add_pd(sums.high, _mm512_cvtps_pd(high))};
+}
+inline double total(Sums sums) { return _mm512_reduce_add_pd(_mm512_add_pd(sums.low, sums.high)); }
+
 // The first `count` lanes of `x`, and those of `other` in the rest.
 inline Lanes keep_first(Lanes x, int count, Lanes other) {
   return _mm512_mask_blend_ps(__mmask16((1u << count) - 1), other, x);

@@ -1,4 +1,4 @@
-// A pool of threads that live as long as a model: the pieces of a job are taken by whoever is free.
+// A pool of threads that live as long as their models: the pieces of a job are taken by whoever is free.
 #pragma once
 
 #include <atomic>

@@ -17,7 +17,8 @@ from executor_svc.engine import Engine
 from executor_svc.models.llama import Llama
 from executor_svc.models.llama_native import NativeLlama
 from executor_svc.startup import load_engine
-from kernels.cpu.library import NativeLibrary, NativeModel
+from kernels.backend import REFERENCE
+from kernels.cpu.library import NativeLibrary, NativeModel, NativeThreads, load_library
 from tests.checkpoints import write_chain, write_tiny
 from tests.executor.driver import generate
 
@@ -32,13 +33,17 @@ def load(model: Path, registry: CollectorRegistry | None = None, **options: Any)
     return load_engine(settings, ExecutorMetrics(registry or CollectorRegistry()))
 
 
+def samples_natively(engine: Engine) -> bool:
+    return isinstance(getattr(engine._kernels.sample_tokens, "__self__", None), NativeThreads)
+
+
 @pytest.mark.parametrize("choice", ["auto", "native"])
 def test_bfloat16_is_native_and_says_so(folder: Path, library: NativeLibrary, choice: str) -> None:
     registry = CollectorRegistry()
     with capture_logs() as lines:
         engine = load(folder, registry, cpu_backend=choice)
     name = f"native {library.instruction_sets()[-1].name.lower()}"
-    assert isinstance(engine._model, NativeLlama)
+    assert isinstance(engine._model, NativeLlama) and samples_natively(engine)
     assert lines[0]["event"] == "loading the model" and lines[0]["backend"] == name
     assert registry.get_sample_value("citybus:executor_backend_info", {"backend": name}) == 1
     assert registry.get_sample_value("citybus:executor_weights_bytes") == engine._model.weights_bytes
@@ -54,11 +59,12 @@ def test_bfloat16_is_native_and_says_so(folder: Path, library: NativeLibrary, ch
         {"kv_cache_dtype": "int8"},
     ],
 )
-def test_everything_else_is_torch(folder: Path, options: dict[str, Any]) -> None:
+def test_every_other_model_is_computed_by_torch(folder: Path, options: dict[str, Any]) -> None:
     registry = CollectorRegistry()
     with capture_logs() as lines:
         engine = load(folder, registry, **options)
     assert isinstance(engine._model, Llama)
+    assert samples_natively(engine) == (options.get("cpu_backend") != "torch" and load_library() is not None)
     assert lines[0]["backend"] == "torch"
     assert registry.get_sample_value("citybus:executor_backend_info", {"backend": "torch"}) == 1
 
@@ -80,7 +86,8 @@ def test_native_where_it_cannot_be_says_why(
 
 def test_without_the_library_torch_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_backend, "load_library", lambda: None)
-    assert isinstance(load(folder)._model, Llama)
+    engine = load(folder)
+    assert isinstance(engine._model, Llama) and engine._kernels is REFERENCE
     with pytest.raises(StartupError, match="install a C\\+\\+ compiler"):
         load(folder, cpu_backend="native")
 
@@ -100,7 +107,7 @@ def test_weights_that_fit_no_memory_are_one_line(
     def fail(*arguments: object) -> NativeModel:
         raise MemoryError
 
-    monkeypatch.setattr(NativeLibrary, "model", fail)
+    monkeypatch.setattr(NativeThreads, "model", fail)
     with pytest.raises(StartupError, match="no memory for the weights"):
         load(folder)
 

@@ -74,7 +74,7 @@ class RandomLlama:
             rms_norm_eps=EPS,
             soft_cap=sizes.soft_cap,
         )
-        model = library.model(shape, isa, num_threads)
+        model = library.threads(isa, num_threads).model(shape)
         for (weight, layer), tensor in self.weights.items():
             if not (sizes.tied and weight is Weight.HEAD):
                 model.set_weight(weight, tensor, layer)

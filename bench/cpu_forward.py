@@ -27,7 +27,7 @@ from executor_svc.models.registry import Model
 from executor_svc.models.spec import ModelSpec
 from executor_svc.weights import Checkpoint
 from kernels.backend import kernels_for
-from kernels.cpu.library import load_library
+from kernels.cpu.library import NativeModel, load_library
 from kernels.paged_attention import PagedBatch
 
 CPU = torch.device("cpu")
@@ -106,11 +106,12 @@ class Times:
     ratio: float
 
 
-def compare(case: Case, by_torch: Model, by_library: Model, rounds: int) -> Times:
+def compare(case: Case, by_torch: Model, by_library: Model, native: NativeModel, rounds: int) -> Times:
     """Steps of both in turns, on one pool."""
     batch = case.batch()
     blocks = batch.paged.block_tables.numel()
     pool = KvPool(by_torch.spec, num_blocks=blocks, block_size=BLOCK, dtype=torch.bfloat16, device=CPU)
+    native.prefer_huge_pages(pool.pools)  # as the executor does
     pool.pools.normal_()
     seconds = [
         [timed(lambda model=model: model.forward(batch, pool)) for model in (by_torch, by_library)]  # type: ignore[misc]
@@ -140,7 +141,7 @@ def main() -> int:
         print(f"{options.threads} threads; memory {bandwidth / 1e9:.1f} GB/s, product {rate / 1e9:.0f} GFLOP/s")
         print(f"{'step':<20}{'torch ms':>10}{'native ms':>10}{'ratio':>7}{'bytes ms':>10}{'operations ms':>15}")
         for case in CASES:
-            times = compare(case, by_torch, by_library, options.rounds)
+            times = compare(case, by_torch, by_library, native, options.rounds)
             read = case.bytes_read(spec, native.weights_bytes) / bandwidth
             computed = case.operations(spec) / rate
             print(

@@ -24,6 +24,7 @@ from common.step import StepPlan
 from scheduler_svc.alarm import Alarm
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.garbage import collect_seldom
 from scheduler_svc.policies import BUILT_IN
 from scheduler_svc.policy_trial import CountingExecutor
 
@@ -120,6 +121,7 @@ def main() -> int:
     parser.add_argument("--running", type=int, default=1024, help="sequences in the batch (default %(default)s)")
     parser.add_argument("--steps", type=int, default=600, help="steps that are measured (default %(default)s)")
     options = parser.parse_args()
+    collect_seldom()  # as the scheduler's process does
     for policy in options.policy or ("fcfs", "fair_share"):
         print(json.dumps(measure(policy, options.running, options.steps)))
     return 0

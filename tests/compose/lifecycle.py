@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -236,6 +237,13 @@ def test_images_hold_what_their_service_needs_and_no_more(stack: Stack) -> None:
     for service, absent in (("scheduler", ("torch", "transformers", "numpy")), ("executor", ("transformers", "gguf"))):
         code = f"from importlib.util import find_spec; print([name for name in {absent} if find_spec(name)])"
         assert stack.compose("exec", "-T", service, "python", "-c", code) == "[]\n"
+
+
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="the native library is for x86")
+def test_the_image_of_the_executor_has_the_native_library(stack: Stack) -> None:
+    """The wheel would be built without it by a compiler that lacks, or does not know, one of its instruction sets."""
+    code = "from kernels.cpu.library import load_library; print(load_library() is not None)"
+    assert stack.compose("exec", "-T", "executor", "python", "-c", code) == "True\n"
 
 
 @pytest.fixture(scope="module")

@@ -49,8 +49,10 @@ def native_backend(
     try:
         threads = library.threads(library.instruction_sets()[-1], num_threads)
         return Native(threads, None if unsuitable else threads.model(native_shape(spec)))
-    except (MemoryError, OSError) as error:
+    except MemoryError as error:
         raise StartupError("no memory for the weights: serve a smaller model, or stop something else") from error
+    except OSError as error:
+        raise StartupError(f"--num-threads {num_threads}: {error}; give fewer") from error
 
 
 def _unsuitable(

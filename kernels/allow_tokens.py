@@ -14,13 +14,12 @@ def allow_tokens(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) 
     """In place: the float32 `logits` [R, vocab_size] of `rows` [M] become minus infinity where their mask has no bit.
 
     `rows` are int64, each at most once. `masks` are int32 [M, ceil(vocab_size / 32)]; token t is bit t % 32, counted
-    from the lowest, of word t // 32. Other rows are not touched. A NaN, which is as
-    impossible, may stay one.
+    from the lowest, of word t // 32. Other rows are not touched. A NaN, which is as impossible, may stay one.
     """
-    (allow_on_cpu if logits.device.type == "cpu" else allow_on_gpu)(logits, rows, masks)
+    (allow_on_cpu if logits.device.type == "cpu" else allow_by_torch)(logits, rows, masks)
 
 
-def allow_on_gpu(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
+def allow_by_torch(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
     """As `allow_tokens`, on any device."""
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
     allowed = ((masks.unsqueeze(-1) >> bits) & 1).flatten(1)[:, : logits.shape[1]].bool()

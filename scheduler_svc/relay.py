@@ -22,9 +22,8 @@ async def relay(ride: Ride, stream: Reading, context: grpc.aio.ServicerContext[A
         num_left -= delta.outcome is not None
         sample = ride.samples[delta.sample]
         annotations = sample.annotations
-        prompt = (
-            ride.samples[0].annotations if delta.number == 0 else None
-        )  # the first sample has it, whichever is told
+        # The first sample has the prompt's, whichever is told.
+        prompt = ride.samples[0].annotations if delta.number == 0 else None
         if annotations is None and prompt is None:
             await context.write(response_of(delta))
             continue

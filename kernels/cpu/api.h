@@ -52,7 +52,7 @@ typedef struct citybus_step {
   int64_t table_width;
   const int64_t *lengths;      /* [S] tokens of a sequence, the new ones, which are its last, included */
   const int64_t *query_starts; /* [S + 1] the first of its new tokens among the N, and N */
-  const int64_t *drawing_rows; /* [R] tokens, of the N, whose logits are wanted */
+  const int64_t *drawing_rows; /* [R] tokens, of the N, whose logits are wanted; at most N */
   uint16_t *pools; /* [keys and values of each layer in turn, num_blocks, block_size * kv_heads * head_dim] */
   int64_t num_blocks, block_size; /* block_size is a multiple of 16 */
   float *logits;               /* [R, vocab_size], written */

@@ -43,7 +43,8 @@ bool Llama::valid(const citybus_step& step) const {
     if (tokens < 1 || tokens > step.lengths[row] || blocks > step.table_width) return false;
     if (!in_range(step.block_tables + row * step.table_width, blocks, step.num_blocks)) return false;
   }
-  return step.query_starts[0] == 0 && in_range(step.token_ids, step.num_tokens, shape_.vocab_size) &&
+  return step.query_starts[0] == 0 && step.num_drawing <= step.num_tokens &&
+         in_range(step.token_ids, step.num_tokens, shape_.vocab_size) &&
          in_range(step.slots, step.num_tokens, step.num_blocks * step.block_size) &&
          in_range(step.drawing_rows, step.num_drawing, step.num_tokens);
 }
@@ -130,8 +131,9 @@ void Llama::project_and_add(const bf16* inputs, int64_t stride, int64_t tokens, 
   });
 }
 
-// Only the rows that draw have logits. They rise, so each can move to the front before the next one is read.
+// Only the rows that draw have logits: in a step of chunks of prompts none has.
 void Llama::predict(const citybus_step& step) {
+  if (step.num_drawing == 0) return;
   for (int64_t row = 0; row < step.num_drawing; ++row)
     operations_.rms_norm(residual_.data() + step.drawing_rows[row] * sizes_.hidden, last_norm_, shape_.hidden_size,
                          float(shape_.rms_norm_eps), normed_.data() + row * sizes_.hidden);

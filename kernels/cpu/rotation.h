@@ -49,7 +49,7 @@ inline void rotate_and_store(const Rotation& rotation, int64_t token, int64_t gr
     bf16* key = rotation.keys + at + i * kGroupTokens + lane * 2;
     store_key(turned.first, count, key);
     store_key(turned.second, count, key + half * kGroupTokens);
-  } else if (head < rotation.query_heads + 2 * kv_heads) {
+  } else {
     int64_t at = rotation.kv.offset(slot / kGroupTokens, head - rotation.query_heads - kv_heads);
     bf16* value = rotation.values + at + (lane / 2 * head_dim + i) * 2 + lane % 2;
     store_value(sums, count, value);

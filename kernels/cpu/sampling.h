@@ -14,7 +14,7 @@ struct Row {
   int64_t end_of_chunk(int64_t chunk) const { return std::min(size, (chunk + 1) * kChunk); }
 };
 
-// Logits from `first` on: NaN is impossible, infinity the greatest number, -0 is 0. So are those beyond the row.
+// Logits from `first` on: NaN is impossible, as is what is beyond the row; infinity is the greatest number, and -0 is 0.
 inline Lanes cleaned(const Row& row, int64_t first) {
   Lanes impossible = fill(-INFINITY);
   Lanes x;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -18,7 +18,7 @@ from executor_svc.models.llama import Llama
 from executor_svc.models.llama_native import NativeLlama
 from executor_svc.startup import load_engine
 from kernels.backend import REFERENCE
-from kernels.cpu.library import NativeLibrary, NativeModel, NativeThreads, load_library
+from kernels.cpu.library import NativeLibrary, NativeThreads, load_library
 from tests.checkpoints import write_chain, write_tiny
 from tests.executor.driver import generate
 
@@ -101,14 +101,27 @@ def test_a_processor_without_avx2_computes_by_torch(
         load(folder, cpu_backend="native")
 
 
-def test_weights_that_fit_no_memory_are_one_line(
-    folder: Path, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name", "fault", "words"),
+    [
+        (NativeThreads, "model", MemoryError(), "no memory for the weights"),
+        (NativeLibrary, "threads", OSError("no more threads"), "^--num-threads 1: no more .*give fewer$"),
+    ],
+)
+def test_what_the_library_cannot_have_is_one_line(
+    folder: Path,
+    library: NativeLibrary,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    fault: Exception,
+    words: str,
 ) -> None:
-    def fail(*arguments: object) -> NativeModel:
-        raise MemoryError
+    def fail(*arguments: object) -> NoReturn:
+        raise fault
 
-    monkeypatch.setattr(NativeThreads, "model", fail)
-    with pytest.raises(StartupError, match="no memory for the weights"):
+    monkeypatch.setattr(owner, name, fail)
+    with pytest.raises(StartupError, match=words):
         load(folder)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels.allow_tokens import allow_on_cpu, allow_on_gpu, allow_tokens
+from kernels.allow_tokens import allow_by_torch, allow_on_cpu, allow_tokens
 
 Allow = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
@@ -18,7 +18,7 @@ def mask_of(tokens: set[int], vocab_size: int) -> list[int]:
     return [word - 2**32 if word >= 2**31 else word for word in words]
 
 
-@pytest.fixture(params=[allow_tokens, allow_on_cpu, allow_on_gpu])
+@pytest.fixture(params=[allow_tokens, allow_on_cpu, allow_by_torch])
 def allow(request: pytest.FixtureRequest) -> Allow:
     found: Allow = request.param
     return found

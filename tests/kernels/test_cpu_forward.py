@@ -144,6 +144,7 @@ def test_rows_that_do_not_draw_have_no_logits(library: NativeLibrary) -> None:
         ("query_starts", [0, 19]),
         ("query_starts", [1, 20]),
         ("drawing_rows", [20]),
+        ("drawing_rows", [0] * 21),
     ],
 )
 def test_what_does_not_exist_is_refused(library: NativeLibrary, name: str, value: list[int]) -> None:

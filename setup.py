@@ -15,6 +15,7 @@ SOURCES = Path("kernels/cpu")
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off", "-pthread"]
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"]
+AVX512 += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # thousands of lines about GCC's own headers
 INSTRUCTION_SETS = {
     "isa_avx2.cpp": AVX2,
     "isa_avx512.cpp": AVX512,

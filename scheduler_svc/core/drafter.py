@@ -19,6 +19,9 @@ SIZES = (8, 4, 2)
 single one is a poor one.
 """
 
+REACH = 8192
+"""Tokens before the end that are searched: a prompt can be made so that each has to be looked at."""
+
 _ID = array("I").itemsize
 
 
@@ -57,7 +60,8 @@ class _Text:
     def _distance(self, size: int) -> int | None:
         """How many tokens before its end the last `size` tokens stood the last time; None: never."""
         sought, end = self.ids[-size * _ID :], len(self.ids) - _ID
-        while (found := self.ids.rfind(sought, 0, end)) >= 0:
+        begin = max(0, len(self.ids) - REACH * _ID)
+        while (found := self.ids.rfind(sought, begin, end)) >= 0:
             if found % _ID == 0:
                 return (len(self.ids) - found) // _ID - size
             end = found + len(sought) - 1  # between two tokens: the bytes agree, the tokens do not
@@ -81,9 +85,12 @@ class Drafter:
             return
         texts, self._texts = self._texts, {}
         for sequence in draft.known_drawing:
-            if sequence.search is not None or not sequence.request.sampling.is_plain:
-                continue
-            self._texts[sequence.sequence_id] = text = texts.get(sequence.sequence_id) or _Text(self._max_tokens)
+            text = texts.get(sequence.sequence_id)
+            if text is None:
+                if sequence.search is not None or not sequence.request.sampling.is_plain:
+                    continue
+                text = _Text(self._max_tokens)
+            self._texts[sequence.sequence_id] = text
             text.follow(sequence.tokens)
             left = sequence.max_output - sequence.num_output_tokens - 1  # the step draws one token in any case
             most = min(self._max_tokens, text.limit, left, blocks.room(sequence), draft.tokens)

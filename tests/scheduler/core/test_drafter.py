@@ -9,6 +9,7 @@ import pytest
 
 from common.grammar import Grammar, GrammarKind
 from common.step import Draft, Sampling, StepPlan
+from scheduler_svc.core import drafter
 from scheduler_svc.core.beams import BeamParams
 from scheduler_svc.core.request import Request
 from tests.fakes import INFO
@@ -40,6 +41,14 @@ def first_draft(asked: Request, count: int = 4) -> tuple[int, ...]:
     drafts = [draft.token_ids for draft in plan.drafts]
     driver.drain()
     return drafts[0] if drafts else ()
+
+
+@pytest.mark.parametrize(("reach", "guess"), [(9, (1, 2, 3, 4)), (8, ())])
+def test_what_lies_too_far_back_is_not_looked_for(
+    monkeypatch: pytest.MonkeyPatch, reach: int, guess: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(drafter, "REACH", reach)
+    assert first_draft(request(0, (8, 50, 1, 2, 3, 4, 5, 8))) == guess
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,7 @@ void Llama::project_and_add(const bf16* inputs, int64_t stride, int64_t tokens, 
 
 // Only the rows that draw have logits. They rise, so each can move to the front before the next one is read.
 void Llama::predict(const citybus_step& step) {
+  if (step.num_drawing == 0) return;  // a product has rows
   for (int64_t row = 0; row < step.num_drawing; ++row)
     operations_.rms_norm(residual_.data() + step.drawing_rows[row] * sizes_.hidden, last_norm_, shape_.hidden_size,
                          float(shape_.rms_norm_eps), normed_.data() + row * sizes_.hidden);

@@ -28,7 +28,10 @@ class Reading:
         return tuple(self._finishes[sample] for sample in range(self._num_samples))
 
     def take(self, message: pb.GenerateResponse) -> Delta | None:
-        """The part of the answer in the next message; None in one that only says how a sample ended."""
+        """The part of the answer in the next message; None in one that only says how a sample ended, or says so again,
+        as to who has come back for the others."""
+        if message.sample in self._finishes:
+            return None
         self._next_indexes[message.sample] = message.first_index + len(message.token_ids)
         if (finish := finish_of(message)) is not None:
             self._finishes[message.sample] = finish

@@ -6,7 +6,7 @@
 
 namespace citybus {
 
-// `inputs` bf16 [rows, input_stride], zero from the weight's size on, times `weight`.
+// `inputs` bf16 [rows, input_stride], of which there is at least one, zero from the weight's size on, times `weight`.
 struct Product {
   const bf16* inputs;
   int64_t input_stride;

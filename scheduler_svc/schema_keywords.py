@@ -48,7 +48,7 @@ class UnsupportedSchema(Exception):
 def check_schema(text: str) -> None:
     """Raise `UnsupportedSchema` unless `text` is a JSON schema with supported keywords only."""
     try:
-        schema = json.loads(text, parse_constant=_no_constant)
+        schema = json.loads(text, parse_constant=_no_constant, parse_int=_integer)
     except RecursionError:
         raise UnsupportedSchema(_too_deep()) from None
     except ValueError as error:
@@ -104,6 +104,13 @@ def _check_value(keyword: str, value: Any, place: str) -> None:
 
 def _refuse(reason: str, place: str) -> NoReturn:
     raise UnsupportedSchema(f"at {_cut(place)}: {reason}")
+
+
+def _integer(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # what Python says is for who runs it
+        raise ValueError(f"a number has {len(digits)} digits: use fewer") from None
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -56,6 +56,7 @@ def test_names_of_properties_and_plain_values_are_no_keywords() -> None:
         (True, "at #: the whole schema must be an object"),
         ("{", "it is not JSON: Expecting property name"),
         ('{"maximum": NaN}', "it is not JSON: NaN is no JSON number"),
+        ('{"maximum": ' + "9" * 5000 + "}", "it is not JSON: a number has 5000 digits: use fewer"),
         ("", "it is not JSON"),
         ({"a\n" + "b" * 100_000: 1}, 'the keyword "a\\n' + "b" * 62 + '" at # is not supported'),
     ],

@@ -158,7 +158,7 @@ def refused(address: str, tls: Tls | None, words: str) -> None:
 def test_tls_and_mutual_tls(secured: Secured, ask: Callable[[str, Tls | None], None]) -> None:
     with secured.serving() as address:
         ask(address, Tls(secured.good.ca))
-        ask(address, Tls(secured.good.ca, *secured.client))
+        ask(address, Tls(str(secured.good.ca), *map(str, secured.client)))
     with secured.serving(mutual=True) as address:
         ask(address, Tls(secured.good.ca, *secured.client))
 

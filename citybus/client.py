@@ -51,7 +51,8 @@ class Client:
     Answers survive a break of the connection and a change of the scheduler, unless `reconnect` is None.
 
     `api_key` None: the one of the variable CITYBUS_API_KEY, if it is set. `tls` None: the connection is not encrypted.
-    Raises `ValueError` where one of them is of no use.
+    The variables CITYBUS_ADDRESS and CITYBUS_TLS_... are for the command line: nothing here reads them.
+    Raises `ValueError` where an argument is of no use.
     """
 
     def __init__(

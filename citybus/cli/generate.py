@@ -44,6 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer as it is made."""
+    if not args.json and (hasattr(args, "logprobs") or hasattr(args, "prompt_logprobs")):
+        raise Failure("--logprobs and --prompt-logprobs are told with --json only: add it, or leave them out")
     prompt = _read_stdin() if args.prompt == "-" else args.prompt
     with failures(args.address), connect(args) as client, _start(client, prompt, args) as stream:
         (_print_json if args.json else _print_text)(stream, getattr(args, "n", 1))

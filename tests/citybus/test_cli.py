@@ -114,7 +114,7 @@ def test_generate_passes_what_changes_logits_and_what_is_told(served: Served) ->
         "--repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -0.5 --logit-bias 5=-100 --logit-bias 6=2"
     )
     lists = "--allow-token-id 5 --allow-token-id 6 --ban-token-id 7 --bad-word no --min-tokens 2 --include-stop"
-    told = "--logprobs 3 --prompt-logprobs 0 --echo"
+    told = "--json --logprobs 3 --prompt-logprobs 0 --echo"
     run("generate", "x", *flags.split(), *lists.split(), *told.split(), "--address", served.address)
     (request,) = served.server.requests
     sampling, stopping, output = request.sampling, request.stopping, request.output
@@ -128,6 +128,11 @@ def test_generate_passes_what_changes_logits_and_what_is_told(served: Served) ->
         0,
         True,
     )
+    for untold in ("--logprobs", "--prompt-logprobs"):
+        refused = run("generate", "x", untold, "2", "--address", served.address, expect=1)
+        assert refused.stderr == (
+            "citybus: --logprobs and --prompt-logprobs are told with --json only: add it, or leave them out\n"
+        )
     wrong = run("generate", "x", "--logit-bias", "five", "--address", served.address, expect=2)
     assert "expected ID=B, such as 1234=-5" in wrong.stderr
 

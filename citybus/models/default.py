@@ -136,7 +136,8 @@ def _check_converter() -> None:
     missing = [name for name in NEEDED_TO_CONVERT if importlib.util.find_spec(name) is None]
     if missing:
         raise Failure(
-            f"converting the default model needs {', '.join(missing)}: pip install 'citybus[convert,executor]'"
+            f'converting the default model needs {", ".join(missing)}: run ".venv/bin/pip install -e '
+            "'.[convert,executor]'\" in the clone"
         )
 
 

@@ -357,7 +357,7 @@ def test_a_step_that_takes_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_packages_missing_for_the_conversion_are_named(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default, "NEEDED_TO_CONVERT", ("json", "absent_one"))
-    with pytest.raises(Failure, match=r"needs absent_one: pip install 'citybus\[convert,executor\]'"):
+    with pytest.raises(Failure, match=r"needs absent_one: run .* -e '\.\[convert,executor\]'"):
         default.add_default(store, quiet)
     assert left_behind(store) == []
 

@@ -79,14 +79,16 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.installed-run: $(VENV)/.made $(PINS)
-	@echo "installing what 'make run' needs"
+	@echo "installing what 'make run' needs; $(TAKES)"
 	@$(PIP_INSTALL) -e '.[scheduler,executor,convert]' || { $(INSTALL_FAILED); }
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.made $(PINS)
-	@echo "installing what 'make test' needs"
+	@echo "installing what 'make test' needs; $(TAKES)"
 	@$(PIP_INSTALL) -e '.[dev]' || { $(INSTALL_FAILED); }
 	@touch $(VENV)/.installed-run $@
+
+TAKES := where there is a C++ compiler, kernels/cpu is compiled at the end, which takes a minute or so
 
 INSTALL_FAILED = free=$$(df -Pk . | awk 'NR == 2 { print int($$4 / 1024) }'); \
 	echo "make: pip could not install, with $$free MB free here; its last ERROR above says why. Where no space is left:" \

@@ -2,10 +2,10 @@
 
 python -m bench.structured_output MODEL_FOLDER [--library llguidance|xgrammar]
 
-Prints, for each library that is installed: the time to read the tokenizer; compiling a schema, and a mask, in
+Prints, for each library (default: both): the time to read the tokenizer; compiling a schema, and a mask, in
 microseconds; how many of the schemas it keeps to (it takes the good value, and not the bad one); and what becomes of
 the keywords that Citybus refuses: the library refuses them as well, or passes over them. xgrammar is no dependency:
-pip install xgrammar.
+.venv/bin/pip install xgrammar.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ def llguidance(folder: Path, vocab_size: int) -> Compile:
 
 def xgrammar(folder: Path, vocab_size: int) -> Compile:
     """Its compiler for a model. Without its cache: every schema is met for the first time."""
-    library = importlib.import_module("xgrammar")
+    try:
+        library = importlib.import_module("xgrammar")
+    except ModuleNotFoundError:
+        raise SystemExit("xgrammar is not installed: .venv/bin/pip install xgrammar, or --library llguidance") from None
     tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(folder)
     info = library.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
     compiler = library.GrammarCompiler(info, max_threads=1, cache_enabled=False)

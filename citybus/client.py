@@ -16,11 +16,14 @@ from citybus.connection import (
     HEALTH_CHECK,
     HEALTH_INTERVAL_S,
     HEALTH_REQUEST,
+    NO_ANSWER,
+    NOT_SERVING,
     SERVING,
     Keepalive,
     authorization,
     not_ready,
     open_channel,
+    why_unready,
 )
 from citybus.errors import from_rpc
 from citybus.messages import Completion, Model, completion_of, completions_of, models_of
@@ -48,7 +51,8 @@ class Client:
     Answers survive a break of the connection and a change of the scheduler, unless `reconnect` is None.
 
     `api_key` None: the one of the variable CITYBUS_API_KEY, if it is set. `tls` None: the connection is not encrypted.
-    Raises `ValueError` where one of them is of no use.
+    The variables CITYBUS_ADDRESS and CITYBUS_TLS_... are for the command line: nothing here reads them.
+    Raises `ValueError` where an argument is of no use.
     """
 
     def __init__(
@@ -133,17 +137,19 @@ class Client:
             return self._stub.CountTokens(request, timeout=timeout, metadata=self._metadata).num_tokens
 
     def wait_ready(self, timeout: float = 60.0) -> None:
-        """Return once the server says it is healthy. Raises `Unavailable` after `timeout` seconds."""
+        """Return once the server says it is healthy. Raises `Unavailable`, which says why, after `timeout` seconds."""
         check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(HEALTH_CHECK)
         deadline = time.monotonic() + timeout
+        why = NO_ANSWER
         while (left := deadline - time.monotonic()) > 0:
             try:
-                if check(HEALTH_REQUEST, timeout=left, wait_for_ready=True) == SERVING:
+                if check(HEALTH_REQUEST, timeout=left) == SERVING:
                     return
-            except grpc.RpcError:
-                pass  # the connection broke while it waited: the server is being restarted
+                why = NOT_SERVING
+            except grpc.RpcError as error:
+                why = why_unready(error, self.address, why)
             time.sleep(min(HEALTH_INTERVAL_S, left))
-        raise not_ready(self.address, timeout)
+        raise not_ready(self.address, timeout, why)
 
 
 @contextmanager

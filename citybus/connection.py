@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from citybus.errors import Unavailable
+from citybus.errors import Unavailable, from_rpc
 from citybus.tls import Tls
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -23,6 +23,8 @@ HEALTH_REQUEST = b""
 """A serialized HealthCheckRequest for the whole server; by hand, as these two messages are the whole protocol."""
 SERVING = b"\x08\x01"
 """A serialized HealthCheckResponse whose status is SERVING."""
+NOT_SERVING = "one answers that it is not serving: it starts or drains, or, a scheduler, has no executor"
+NO_ANSWER = "nothing answered"
 HEALTH_INTERVAL_S = 0.05
 """Seconds between two health checks of a server that is starting."""
 
@@ -102,6 +104,11 @@ def authorization(api_key: str | None) -> Metadata:
     return (("authorization", f"Bearer {key}"),) if key else ()
 
 
-def not_ready(address: str, timeout: float) -> Unavailable:
+def why_unready(failure: grpc.RpcError, address: str, before: str) -> str:
+    """Why a health check failed; where only its time was up, that is what was found `before`."""
+    return before if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED else str(from_rpc(failure, address))
+
+
+def not_ready(address: str, timeout: float, why: str) -> Unavailable:
     """The error of `wait_ready` after `timeout` seconds."""
-    return Unavailable(f"no server was ready at {address} within {timeout:g} s", grpc.StatusCode.UNAVAILABLE)
+    return Unavailable(f"no server was ready at {address} within {timeout:g} s: {why}", grpc.StatusCode.UNAVAILABLE)

@@ -26,9 +26,9 @@ class Tls:
     a certificate of one's own with its key.
     """
 
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
+    ca: str | Path | None = None
+    cert: str | Path | None = None
+    key: str | Path | None = None
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
@@ -37,10 +37,14 @@ class Tls:
     def credentials(self) -> grpc.ChannelCredentials:
         """For a channel. Raises `ValueError` where a file cannot be read."""
         try:
-            ca, key, cert = (None if path is None else path.read_bytes() for path in (self.ca, self.key, self.cert))
+            ca, key, cert = (_read(path) for path in (self.ca, self.key, self.cert))
         except OSError as error:
             raise ValueError(f"tls: {error.filename} cannot be read: {error.strerror}") from error
         return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def _read(path: str | Path | None) -> bytes | None:
+    return None if path is None else Path(path).read_bytes()
 
 
 def explain_failure(details: str) -> str | None:

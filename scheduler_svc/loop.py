@@ -102,7 +102,10 @@ class SchedulerLoop:
         if self._gone:
             raise Unavailable("the scheduler is being replaced: send the request again", retry_after_s=0.5)
         if self._draining:
-            raise Unavailable("this server is shutting down: send the request to another one")
+            raise Unavailable(
+                "this server takes no new requests, as it is draining or shutting down: send the request to another"
+                " one, or here again later"
+            )
         if self._core is None or self._info is None:
             raise Unavailable("no executor is connected: try again in a moment", retry_after_s=1.0)
         try:

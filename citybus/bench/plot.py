@@ -28,7 +28,9 @@ def check() -> None:
     try:
         importlib.import_module("matplotlib.figure")
     except ImportError as error:
-        raise Failure("plots need matplotlib: pip install 'citybus[bench]', or leave --plot out") from error
+        raise Failure(
+            "plots need matplotlib: run \".venv/bin/pip install -e '.[bench]'\" in the clone, or leave --plot out"
+        ) from error
 
 
 def draw_run(path: Path, run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from citybus.cli.options import (
@@ -18,7 +19,7 @@ from citybus.cli.options import (
 from citybus.cli.output import describe, write_answer
 from citybus.client import Client
 from citybus.failure import Failure
-from citybus.messages import Delta, FinishReason, completions_of
+from citybus.messages import Delta, Finish, FinishReason, completions_of
 from citybus.requests import ChatMessage
 from citybus.stream import Stream
 
@@ -44,12 +45,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer as it is made."""
+    if not args.json and (hasattr(args, "logprobs") or hasattr(args, "prompt_logprobs")):
+        raise Failure("--logprobs and --prompt-logprobs are told with --json only: add it, or leave them out")
     prompt = _read_stdin() if args.prompt == "-" else args.prompt
     with failures(args.address), connect(args) as client, _start(client, prompt, args) as stream:
         (_print_json if args.json else _print_text)(stream, getattr(args, "n", 1))
-        if args.stats:
-            for finish in stream.finishes:
-                print(describe(finish), file=sys.stderr)
+        _tell_ends(stream.finishes, stats=args.stats, known=args.json)
     return 0
 
 
@@ -78,9 +79,16 @@ def _print_text(stream: Stream, num_samples: int) -> None:
         deltas = list(stream)
         for sample, completion in enumerate(completions_of(deltas, stream.finishes, None)):
             write_answer(f"[{sample}] {completion.text}\n")
-    for finish in stream.finishes:
-        if finish.reason is not FinishReason.STOP:
-            print(f"[ended by {finish.reason}]", file=sys.stderr)
+
+
+def _tell_ends(finishes: Sequence[Finish], *, stats: bool, known: bool) -> None:
+    """How each answer ended, on stderr: all about it, or only what did not end it by itself and is not `known`."""
+    for sample, finish in enumerate(finishes):
+        number = f"[{sample}] " if len(finishes) > 1 else ""
+        if stats:
+            print(f"{number}{describe(finish)}", file=sys.stderr)
+        elif finish.reason is not FinishReason.STOP and not known:
+            print(f"{number}[ended by {finish.reason}]", file=sys.stderr)
 
 
 def _print_json(stream: Stream, num_samples: int) -> None:

@@ -14,7 +14,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--listen",
         metavar="HOST:PORT",
         default=DEFAULT_ADDRESS,
-        help=f"the --listen of the 'citybus serve' on this machine (default: {DEFAULT_ADDRESS})",
+        help=f"the --listen of the 'citybus serve' on this machine; CITYBUS_ADDRESS is not read (default: "
+        f"{DEFAULT_ADDRESS})",
     )
     parser.set_defaults(run=run)
 

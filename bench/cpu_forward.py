@@ -27,7 +27,7 @@ from executor_svc.models.registry import Model
 from executor_svc.models.spec import ModelSpec
 from executor_svc.weights import Checkpoint
 from kernels.backend import kernels_for
-from kernels.cpu.library import NativeModel, load_library
+from kernels.cpu.library import NativeLibrary, NativeModel, load_library
 from kernels.paged_attention import PagedBatch
 
 CPU = torch.device("cpu")
@@ -81,6 +81,14 @@ CASES = (
 )
 
 
+def native_library() -> NativeLibrary:
+    """The library. Raises `SystemExit` where there is none."""
+    library = load_library()
+    if library is None:
+        raise SystemExit("the native library is not there: install a C++ compiler, then citybus again")
+    return library
+
+
 def timed(function: Callable[[], object]) -> float:
     """Seconds of one call."""
     started = time.perf_counter()
@@ -127,9 +135,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15, help="timed steps of each (default %(default)s)")
     parser.add_argument("--threads", type=int, default=available_cores(), help="default: one a core (%(default)s)")
     options = parser.parse_args()
-    library = load_library()
-    if library is None:
-        raise SystemExit("the native library is not there: install a C++ compiler, then citybus again")
+    library = native_library()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     spec = ModelSpec.read(options.model)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
+from functools import partial
 
 import torch
 
+from bench.cpu_forward import native_library, timed
 from executor_svc.host import available_cores
-from kernels.cpu.library import load_library
 from kernels.sample_tokens import Draws, sample_tokens
 
 SETTINGS = {
@@ -27,8 +26,6 @@ SETTINGS = {
     "temperature 0.8, min_p 0.05": (0.8, 0, 1.0, 0.05),
 }
 """Temperature, top_k, top_p, min_p."""
-
-SampleTokens = Callable[[torch.Tensor, Draws], torch.Tensor]
 
 
 def random_logits(rows: int, vocab_size: int) -> torch.Tensor:
@@ -45,12 +42,6 @@ def build_draws(rows: int, temperature: float, top_k: int, top_p: float, min_p: 
     return Draws(numbers(temperature), torch.full((rows,), top_k), numbers(top_p), numbers(min_p), every, every)
 
 
-def seconds(function: SampleTokens, logits: torch.Tensor, draws: Draws) -> float:
-    started = time.perf_counter()
-    function(logits, draws)
-    return time.perf_counter() - started
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=64, help="rows of a step (default %(default)s)")
@@ -58,9 +49,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="timed draws of each (default %(default)s)")
     parser.add_argument("--threads", type=int, default=available_cores(), help="default: one a core (%(default)s)")
     options = parser.parse_args()
-    library = load_library()
-    if library is None:
-        raise SystemExit("the native library is not there: install a C++ compiler, then citybus again")
+    library = native_library()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     native = library.threads(library.instruction_sets()[-1], options.threads).sample_tokens
@@ -70,7 +59,7 @@ def main() -> int:
     for name, settings in SETTINGS.items():
         draws = build_draws(options.rows, *settings)
         different = int((sample_tokens(logits, draws) != native(logits, draws)).sum())
-        pairs = [[seconds(way, logits, draws) for way in (sample_tokens, native)] for _ in range(options.rounds)]
+        pairs = [[timed(partial(way, logits, draws)) for way in (sample_tokens, native)] for _ in range(options.rounds)]
         slow, fast = (1000 * statistics.median(times) for times in zip(*pairs, strict=True))
         print(f"{name:<38}{slow:>10.2f}{fast:>11.2f}{slow / fast:>7.1f}{different:>11}")
     return 0

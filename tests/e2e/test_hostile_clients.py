@@ -51,7 +51,14 @@ def test_attack_leaves_memory_bounded_and_nothing_running(bus: Bus, name: str) -
     assert [service.process.poll() for service in services] == [None, None]
 
 
-def test_message_that_announces_a_gigabyte_is_not_waited_for(bus: Bus) -> None:
-    """The server says no after its head, and takes no more than a few windows of flow control."""
-    sent = asyncio.run(attacks.endless_prompt(bus.address, 2.0, lambda: None, count=1))
-    assert 0 < sent < 16 * 2**20
+def test_message_that_announces_a_gigabyte_is_refused_at_its_head(bus: Bus) -> None:
+    """None of its bytes follow, and the server does not wait for them."""
+    answer = asyncio.run(answer_to_announced_gigabyte(bus.address))
+    assert b"grpc-status\x018" in answer
+    assert answer.endswith(b"larger than max (1000000000 vs. 16777216)")
+
+
+async def answer_to_announced_gigabyte(address: str) -> bytes:
+    async with asyncio.timeout(30), attacks.connection(address) as (reader, writer):
+        writer.write(attacks.announced_gigabyte())
+        return await reader.readuntil(b"16777216)")

@@ -4,13 +4,15 @@
 namespace citybus {
 namespace CITYBUS_ISA {
 
-// Values of the last group as far as they were ever written.
+// Values of the last group as far as they were ever written: a row has those of two tokens, side by side.
 inline void copy_tail(const bf16* values, int64_t tokens, int64_t head_dim, bf16* tail) {
-  for (int64_t i = 0; i < kGroupTokens / 2 * head_dim; ++i) {
-    int64_t token = i / head_dim * 2;
-    tail[2 * i] = token < tokens ? values[2 * i] : 0;
-    tail[2 * i + 1] = token + 1 < tokens ? values[2 * i + 1] : 0;
+  int64_t row = 2 * head_dim, whole = tokens / 2 * row, written = whole;
+  std::memcpy(tail, values, size_t(whole) * sizeof(bf16));
+  if (tokens % 2) {
+    for (int64_t i = whole; i < whole + row; i += 2) tail[i] = values[i], tail[i + 1] = 0;
+    written += row;
   }
+  std::fill(tail + written, tail + kGroupTokens * head_dim, bf16(0));
 }
 
 // `run` under the key-value head of `rows`, with the tail in the place of its last group's values.

@@ -26,8 +26,11 @@ void multiply_gate_product(const Product& product, int64_t group, bf16* outputs,
 }
 
 void multiply_rotate_product(const Product& product, int64_t group, const Rotation& rotation) {
-  for_each_row(product, group,
-               [&](int64_t row, const float* sums) { rotate_and_store(rotation, row, group, sums); });
+  Part part(rotation, group);
+  if (part.count == kLanes)
+    for_each_row(product, group, [&](int64_t row, const float* sums) { part.rotate_and_store<true>(row, sums); });
+  else
+    for_each_row(product, group, [&](int64_t row, const float* sums) { part.rotate_and_store<false>(row, sums); });
 }
 
 }  // namespace CITYBUS_ISA

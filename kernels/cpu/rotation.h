@@ -33,29 +33,44 @@ inline void store_value(const float* numbers, int64_t count, bf16* to) {
   for (int64_t i = 0; i < count; ++i) to[i * 2] = rounded[i];
 }
 
-// `sums` of a group of the product for one token.
-inline void rotate_and_store(const Rotation& rotation, int64_t token, int64_t group, const float* sums) {
-  int64_t head_dim = rotation.kv.head_dim, half = head_dim / 2, kv_heads = rotation.kv.kv_heads;
-  int64_t head = group / rotation.groups_of_head(), i = group % rotation.groups_of_head() * kLanes;
-  int64_t count = std::min<int64_t>(kLanes, half - i);
-  int64_t slot = rotation.slots[token], lane = slot % kGroupTokens;
-  Turned turned(sums, rotation.cos + token * half + i, rotation.sin + token * half + i, count);
-  if (head < rotation.query_heads) {
-    bf16* query = rotation.queries + (token * rotation.query_heads + head) * head_dim + i;
-    std::memcpy(query, turned.first, size_t(count) * sizeof(bf16));
-    std::memcpy(query + half, turned.second, size_t(count) * sizeof(bf16));
-  } else if (head < rotation.query_heads + kv_heads) {
-    int64_t at = rotation.kv.offset(slot / kGroupTokens, head - rotation.query_heads);
-    bf16* key = rotation.keys + at + i * kGroupTokens + lane * 2;
-    store_key(turned.first, count, key);
-    store_key(turned.second, count, key + half * kGroupTokens);
-  } else {
-    int64_t at = rotation.kv.offset(slot / kGroupTokens, head - rotation.query_heads - kv_heads);
-    bf16* value = rotation.values + at + (lane / 2 * head_dim + i) * 2 + lane % 2;
-    store_value(sums, count, value);
-    store_value(sums + kLanes, count, value + half * 2);
+// The numbers that a group of the product has: `count` from `i` on of both halves of a head of queries, keys or values.
+struct Part {
+  const Rotation& rotation;
+  int64_t head, i, count;
+
+  Part(const Rotation& rotation, int64_t group)
+      : rotation(rotation), head(group / rotation.groups_of_head()), i(group % rotation.groups_of_head() * kLanes),
+        count(std::min<int64_t>(kLanes, rotation.kv.head_dim / 2 - i)) {}
+
+  // Where the part of a token's key or value begins, but for its place in the group.
+  int64_t at(int64_t token, int64_t heads_before) const {
+    return rotation.kv.offset(rotation.slots[token] / kGroupTokens, head - heads_before);
   }
-}
+
+  // Stores of `whole` parts have a size that the compiler knows: a third of the time of those of any size.
+  template <bool Whole>
+  void rotate_and_store(int64_t token, const float* sums) const {
+    const KvShape& kv = rotation.kv;
+    int64_t half = kv.head_dim / 2, numbers = Whole ? kLanes : count, lane = rotation.slots[token] % kGroupTokens;
+    if (head >= rotation.query_heads + kv.kv_heads) {
+      bf16* value = rotation.values + at(token, rotation.query_heads + kv.kv_heads) +
+                    (lane / 2 * kv.head_dim + i) * 2 + lane % 2;
+      store_value(sums, numbers, value);
+      store_value(sums + kLanes, numbers, value + half * 2);
+      return;
+    }
+    Turned turned(sums, rotation.cos + token * half + i, rotation.sin + token * half + i, numbers);
+    if (head < rotation.query_heads) {
+      bf16* query = rotation.queries + (token * rotation.query_heads + head) * kv.head_dim + i;
+      std::memcpy(query, turned.first, size_t(numbers) * sizeof(bf16));
+      std::memcpy(query + half, turned.second, size_t(numbers) * sizeof(bf16));
+    } else {
+      bf16* key = rotation.keys + at(token, rotation.query_heads) + i * kGroupTokens + lane * 2;
+      store_key(turned.first, numbers, key);
+      store_key(turned.second, numbers, key + half * kGroupTokens);
+    }
+  }
+};
 
 }  // namespace CITYBUS_ISA
 }  // namespace citybus

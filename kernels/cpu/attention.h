@@ -50,17 +50,17 @@ inline void copy_queries(const Rows& rows) {
 inline Rows rows_of_head(const Attention& attention, const AttentionTask& task, const Keys& keys, int64_t index,
                          float* scratch) {
   int64_t heads_per_kv_head = attention.heads / attention.kv.kv_heads, head_dim = attention.kv.head_dim;
-  int64_t count = task.count * heads_per_kv_head, room = round_up(count, kScratchRows);
+  int64_t count = task.count * heads_per_kv_head;
   float* output = scratch + index * attention_scratch(heads_per_kv_head, head_dim);
-  float *peak = output + room * head_dim * 3 / 2, *sum = peak + room;
+  float *peak = output + count * head_dim * 3 / 2, *sum = peak + count;
   return {attention, task, keys, task.kv_head + index, heads_per_kv_head, output,
-          reinterpret_cast<bf16*>(output + room * head_dim), peak, sum, reinterpret_cast<bf16*>(sum + room)};
+          reinterpret_cast<bf16*>(output + count * head_dim), peak, sum, reinterpret_cast<bf16*>(sum + count)};
 }
 
 inline void begin(const Rows& rows) {
   int64_t count = rows.count(), head_dim = rows.attention.kv.head_dim;
   copy_queries(rows);
-  std::fill(rows.output, rows.output + round_up(count, kScratchRows) * head_dim, 0.0f);
+  std::fill(rows.output, rows.output + count * head_dim, 0.0f);
   std::fill(rows.peak, rows.peak + count, -INFINITY);
   std::fill(rows.sum, rows.sum + count, 0.0f);
 }
@@ -82,7 +82,8 @@ void attend(const Attention& attention, const AttentionTask& task, const Attenti
   for (int64_t first = keys.begin, after; first < keys.end; first = after) {
     after = first / kRun * kRun + kRun;
     Run run = keys.run(first);
-    RunAhead ahead(run_ahead(keys, after, next), lines_of_group, task.kv_heads * tiles * 2 * run.groups);
+    RunAhead ahead(run_ahead(keys, after, next), lines_of_group,
+                   task.kv_heads * tiles * fetches(attention.kv.head_dim, run.groups));
     for (int64_t head = 0; head < task.kv_heads; ++head) {
       Rows rows = rows_of_head(attention, task, keys, head, scratch);
       Run own = run_of_head(rows, run);

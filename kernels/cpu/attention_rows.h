@@ -76,7 +76,10 @@ AttendRows attend_rows_of(int64_t rows, std::integer_sequence<int, R...>) {
   return table[rows - 1];
 }
 
-// `count` rows of a task, at most kAttentionRows, over one run. `score` fetches by itself.
+// What is ahead is not fetched: `score` fetches by itself.
+inline int64_t fetches(int64_t, int64_t) { return 1; }
+
+// `count` rows of a task, at most kAttentionRows, over one run.
 inline void attend_some(const Rows& rows, const Run& run, RunAhead&, int64_t first, int64_t count) {
   attend_rows_of(count, std::make_integer_sequence<int, kAttentionRows>())(rows, run, first);
 }

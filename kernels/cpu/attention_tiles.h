@@ -1,14 +1,22 @@
-// Attention of up to 16 rows over a run of keys, by tiles. Rows beyond those asked for are computed with them: their
-// queries and outputs are in the scratch memory, and nobody reads them.
+// Attention of up to 16 rows over a run of keys, by tiles.
 namespace citybus {
 namespace CITYBUS_ISA {
 
-// 0 to 3 take sums. 4 times 5 is for 16 numbers of a row, 6 times 7 for 32.
-constexpr Tiles::Shape kAttentionTiles[8] = {{16, 64}, {16, 64}, {16, 64}, {16, 64},
-                                             {16, 32}, {8, 64},  {16, 64}, {16, 64}};
+// 0 to 3 take sums of `rows` rows. 4 times 5 is for 16 numbers of a row, 6 times 7 for 32.
+inline Tiles attention_tiles(int64_t rows) {
+  uint8_t count = uint8_t(rows);
+  const Tiles::Shape shapes[8] = {{count, 64}, {count, 64}, {count, 64}, {count, 64},
+                                  {count, 32}, {8, 64},     {count, 64}, {16, 64}};
+  return Tiles(shapes);
+}
 
-// Scores [16, 64] of four groups of keys.
-inline void score_four(const bf16* queries, const bf16* const* keys, int64_t head_dim, float* scores) {
+// How often a run's rows fetch what is ahead, at least: once for each product of keys or values.
+inline int64_t fetches(int64_t head_dim, int64_t groups) {
+  return std::max<int64_t>(1, (head_dim / 32 + head_dim / 64 * 4) * groups);
+}
+
+// Scores [rows, 64] of four groups of keys.
+inline void score_four(const bf16* queries, const bf16* const* keys, int64_t head_dim, RunAhead& ahead, float* scores) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -17,12 +25,16 @@ inline void score_four(const bf16* queries, const bf16* const* keys, int64_t hea
   for (; i + 32 <= head_dim; i += 32) {
     _tile_loadd(6, queries + i, head_dim * 2);
     _tile_loadd(7, keys[0] + i * kGroupTokens, kGroupTokens * 4);
+    ahead.fetch();
     _tile_dpbf16ps(0, 6, 7);
     _tile_loadd(7, keys[1] + i * kGroupTokens, kGroupTokens * 4);
+    ahead.fetch();
     _tile_dpbf16ps(1, 6, 7);
     _tile_loadd(7, keys[2] + i * kGroupTokens, kGroupTokens * 4);
+    ahead.fetch();
     _tile_dpbf16ps(2, 6, 7);
     _tile_loadd(7, keys[3] + i * kGroupTokens, kGroupTokens * 4);
+    ahead.fetch();
     _tile_dpbf16ps(3, 6, 7);
   }
   if (i < head_dim) {
@@ -52,15 +64,18 @@ inline void accumulate_four(const Weights& weights, const Run& run, RunAhead& ah
   _tile_loadd(3, to + 3 * kLanes, head_dim * 4);
   for (int g = 0; g < run.groups; ++g) {
     const bf16* values = run.values[g] + column * 2;
-    if (column == 0) ahead.fetch();
     _tile_loadd(4, weights.rounded[0] + g * kGroupTokens, kRun * 2);
     _tile_loadd(5, values, head_dim * 4);
+    ahead.fetch();
     _tile_dpbf16ps(0, 4, 5);
     _tile_loadd(5, values + 2 * kLanes, head_dim * 4);
+    ahead.fetch();
     _tile_dpbf16ps(1, 4, 5);
     _tile_loadd(5, values + 4 * kLanes, head_dim * 4);
+    ahead.fetch();
     _tile_dpbf16ps(2, 4, 5);
     _tile_loadd(5, values + 6 * kLanes, head_dim * 4);
+    ahead.fetch();
     _tile_dpbf16ps(3, 4, 5);
   }
   _tile_stored(0, to, head_dim * 4);
@@ -83,15 +98,12 @@ inline void accumulate_one(const Weights& weights, const Run& run, int64_t head_
 // `count` rows of a task, at most kAttentionRows, over one run.
 inline void attend_some(const Rows& rows, const Run& run, RunAhead& ahead, int64_t first, int64_t count) {
   int64_t head_dim = rows.attention.kv.head_dim;
-  Tiles tiles(kAttentionTiles);
+  Tiles tiles = attention_tiles(count);
   Weights weights;
   for (int group = 0; group < run.groups; group += 4) {
     const bf16* keys[4];
-    for (int g = 0; g < 4; ++g) {
-      keys[g] = run.keys[std::min(group + g, run.groups - 1)];
-      ahead.fetch();
-    }
-    score_four(rows.queries + first * head_dim, keys, head_dim, weights.scores[0] + group * kGroupTokens);
+    for (int g = 0; g < 4; ++g) keys[g] = run.keys[std::min(group + g, run.groups - 1)];
+    score_four(rows.queries + first * head_dim, keys, head_dim, ahead, weights.scores[0] + group * kGroupTokens);
   }
   soften_rows(rows, run, first, count, weights);
   float* output = rows.output + first * head_dim;

@@ -111,12 +111,10 @@ constexpr int64_t tokens_of_task(int64_t heads_per_kv_head) {
   return heads_per_kv_head >= 48 ? 1 : 48 / heads_per_kv_head;
 }
 
-constexpr int64_t kScratchRows = 16;  // the rows of a task are rounded up to this in its scratch memory
-
 // Numbers of a key-value head of a task: for every row its output so far, its query (of half as many bytes), its peak
 // and its sum; and one group of values.
 constexpr int64_t attention_scratch(int64_t heads_per_kv_head, int64_t head_dim) {
-  int64_t rows = round_up(tokens_of_task(heads_per_kv_head) * heads_per_kv_head, kScratchRows);
+  int64_t rows = tokens_of_task(heads_per_kv_head) * heads_per_kv_head;
   return round_up(rows * (head_dim * 3 / 2 + 2) + kGroupTokens * head_dim / 2, kLanes);
 }
 

@@ -9,16 +9,22 @@ constexpr int64_t kStepLines = kStep / 32;
 constexpr Tiles::Shape kProductTiles[8] = {{16, 64}, {16, 64}, {16, 64}, {16, 64},
                                            {16, 64}, {16, 64}, {16, 64}, {16, 64}};
 
-// Lines of 64 bytes that are fetched at every step of a block.
-struct Ahead {
-  const bf16* from;
-  int64_t lines;
-};
+// Lines of 64 bytes that are fetched at every step of a block, a quarter of them at a time: a core that asks for many at
+// once has its own tiles wait for them.
+class Ahead {
+ public:
+  Ahead(const bf16* from, int64_t lines) : from_(from), lines_(lines), quarter_((lines + 3) / 4) {}
 
-inline void fetch(const bf16* from, int64_t lines) {
-  for (int64_t line = 0; line < lines; ++line)
-    _mm_prefetch(reinterpret_cast<const char*>(from) + line * 64, _MM_HINT_T1);
-}
+  void fetch(int64_t quarter) const {
+    for (int64_t line = quarter * quarter_; line < std::min((quarter + 1) * quarter_, lines_); ++line)
+      _mm_prefetch(reinterpret_cast<const char*>(from_) + line * 64, _MM_HINT_T1);
+  }
+  void next_step() { from_ += kStep; }
+
+ private:
+  const bf16* from_;
+  int64_t lines_, quarter_;
+};
 
 // Sums [16 or 32, kColumns] of a group's columns.
 template <bool Both>
@@ -28,13 +34,16 @@ void sum_block(const bf16* inputs, int64_t stride, const bf16* weight, int64_t p
   if (Both) _tile_zero(2);
   if (Both) _tile_zero(3);
   for (int64_t pair = 0; pair < pairs; pair += kTilePairs, weight += kStep, inputs += 2 * kTilePairs) {
-    fetch(ahead.from, ahead.lines);
-    ahead.from += kStep;
     _tile_loadd(6, weight, kColumns * 4);
+    ahead.fetch(0);
     _tile_loadd(7, weight + kLanes * 2, kColumns * 4);
+    ahead.fetch(1);
     _tile_loadd(4, inputs, stride * 2);
     _tile_dpbf16ps(0, 4, 6);
+    ahead.fetch(2);
     _tile_dpbf16ps(1, 4, 7);
+    ahead.fetch(3);
+    ahead.next_step();
     if (Both) {
       _tile_loadd(5, inputs + kTileRows * stride, stride * 2);
       _tile_dpbf16ps(2, 5, 6);

@@ -24,6 +24,10 @@ inline void store(float* to, Lanes x) {
   _mm256_storeu_ps(to, x.low);
   _mm256_storeu_ps(to + 8, x.high);
 }
+inline void store_past_caches(float* to, Lanes x) {  // `to` is a multiple of 64
+  _mm256_stream_ps(to, x.low);
+  _mm256_stream_ps(to + 8, x.high);
+}
 inline Lanes fill(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline Lanes add(Lanes a, Lanes b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
 inline Lanes subtract(Lanes a, Lanes b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }

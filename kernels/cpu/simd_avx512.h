@@ -14,6 +14,7 @@ using PairScalar = __m512bh;  // one pair, 16 times
 
 inline Lanes load(const float* from) { return _mm512_loadu_ps(from); }
 inline void store(float* to, Lanes x) { _mm512_storeu_ps(to, x); }
+inline void store_past_caches(float* to, Lanes x) { _mm512_stream_ps(to, x); }  // `to` is a multiple of 64
 inline Lanes fill(float x) { return _mm512_set1_ps(x); }
 inline Lanes add(Lanes a, Lanes b) { return _mm512_add_ps(a, b); }
 inline Lanes subtract(Lanes a, Lanes b) { return _mm512_sub_ps(a, b); }

@@ -139,20 +139,17 @@ void soften(float* scores, bf16* rounded, int groups, Span seen, float scale, fl
   }
   Lanes peaks = fill(-INFINITY);
   for (int g = 0; g < groups; ++g) {
-    Lanes x = multiply(load(scores + g * kGroupTokens), fill(scale));
-    if (Limited && cap > 0) x = soft_capped(x, cap);
-    x = keep_seen<Limited>(x, seen, g * kGroupTokens, -INFINITY);
-    store(scores + g * kGroupTokens, x);
-    peaks = maximum(peaks, x);
+    Lanes x = load(scores + g * kGroupTokens);
+    if (Limited && cap > 0) store(scores + g * kGroupTokens, x = soft_capped(multiply(x, fill(scale)), cap));
+    peaks = maximum(peaks, keep_seen<Limited>(x, seen, g * kGroupTokens, -INFINITY));
   }
-  float before = peak, highest = largest(peaks);
+  if (Limited && cap > 0) scale = 1.0f;
+  float before = peak, highest = largest(peaks) * scale;
   peak = highest > before ? highest : before;
-  Lanes sums = fill(0.0f);
+  Lanes sums = fill(0.0f), unit = fill(scale * kLog2OfE), offset = fill(-peak * kLog2OfE);
   for (int g = 0; g < groups; ++g) {
-    Lanes x = exponential(subtract(load(scores + g * kGroupTokens), fill(peak)));
-    x = keep_seen<Limited>(x, seen, g * kGroupTokens, 0.0f);
-    store_bf16(rounded + g * kGroupTokens, x);
-    sums = add(sums, load_bf16(rounded + g * kGroupTokens));
+    Lanes x = power_of_two(multiply_add(load(scores + g * kGroupTokens), unit, offset));
+    sums = add(sums, store_rounded(rounded + g * kGroupTokens, keep_seen<Limited>(x, seen, g * kGroupTokens, 0.0f)));
   }
   alignas(64) float factor[kLanes];
   store(factor, exponential(fill(before - peak)));

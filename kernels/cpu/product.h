@@ -31,9 +31,7 @@ void multiply_add_product(const Product& product, int64_t group, float* outputs,
 
 void multiply_gate_product(const Product& product, int64_t group, bf16* outputs, int64_t stride) {
   for_each_row(product, group, [&](int64_t row, const float* sums) {
-    Lanes gate = load(sums), one = fill(1.0f);
-    Lanes silu = divide(gate, add(one, exponential(subtract(fill(0.0f), gate))));
-    store_bf16(outputs + row * stride + group * kLanes, multiply(silu, load(sums + kLanes)));
+    store_bf16(outputs + row * stride + group * kLanes, multiply(silu(load(sums)), load(sums + kLanes)));
   });
 }
 

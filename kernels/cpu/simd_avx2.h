@@ -37,6 +37,13 @@ inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
 
+inline __m256 reciprocal_half(__m256 x) {
+  __m256 near = _mm256_rcp_ps(x);
+  return _mm256_mul_ps(near, _mm256_fnmadd_ps(x, near, _mm256_set1_ps(2.0f)));
+}
+// To within 2^-22, where it is a normal number.
+inline Lanes reciprocal(Lanes x) { return {reciprocal_half(x.low), reciprocal_half(x.high)}; }
+
 // Lane by lane; `b` where one of them is NaN.
 inline Lanes maximum(Lanes a, Lanes b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 inline Lanes minimum(Lanes a, Lanes b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
@@ -121,6 +128,12 @@ inline __m256i narrow(__m256 x) {
 inline void store_bf16(bf16* to, Lanes x) {
   __m256i mixed = _mm256_packus_epi32(narrow(x.low), narrow(x.high));  // quarters in the order 0, 2, 1, 3
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(mixed, 0xD8));
+}
+
+// What is stored, as float32 again.
+inline Lanes store_rounded(bf16* to, Lanes x) {
+  store_bf16(to, x);
+  return load_bf16(to);
 }
 
 inline __m256 first_of_pairs(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }

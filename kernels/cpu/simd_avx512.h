@@ -21,6 +21,11 @@ inline Lanes subtract(Lanes a, Lanes b) { return _mm512_sub_ps(a, b); }
 inline Lanes multiply(Lanes a, Lanes b) { return _mm512_mul_ps(a, b); }
 inline Lanes divide(Lanes a, Lanes b) { return _mm512_div_ps(a, b); }
 inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return _mm512_fmadd_ps(a, b, c); }
+// To within 2^-26, where it is a normal number.
+inline Lanes reciprocal(Lanes x) {
+  Lanes near = _mm512_rcp14_ps(x);
+  return _mm512_mul_ps(near, _mm512_fnmadd_ps(x, near, _mm512_set1_ps(2.0f)));
+}
 inline float total(Lanes x) { return _mm512_reduce_add_ps(x); }
 inline float largest(Lanes x) { return _mm512_reduce_max_ps(x); }
 
@@ -62,6 +67,13 @@ inline Lanes load_bf16(const bf16* from) {
 }
 inline void store_bf16(bf16* to, Lanes x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(x));
+}
+
+// What is stored, as float32 again.
+inline Lanes store_rounded(bf16* to, Lanes x) {
+  __m256i half = (__m256i)_mm512_cvtneps_pbh(x);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), half);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
 inline PairVector load_pairs(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import groupby, islice, repeat
 
 import structlog
 import torch
 
-from common.logprobs import KnownLogprobs
+from common.logprobs import KnownLogprobs, TokenLogprobs
 from common.metrics import ExecutorMetrics
 from common.step import (
     BlockCopy,
@@ -28,7 +28,7 @@ from executor_svc.adjustments import build_adjustments
 from executor_svc.batch import build_batch, build_draws, build_masks, to_device
 from executor_svc.constraints import Constraints
 from executor_svc.kv_pool import KvPool
-from executor_svc.models.registry import Model
+from executor_svc.models.registry import GreedyModel, Model
 from executor_svc.resident import ResidentTable
 from executor_svc.scores import asking_rows, score_drawn, score_known, split_logits
 from executor_svc.sequence import HeldSequence, Row
@@ -64,6 +64,7 @@ class Engine:
         metrics: ExecutorMetrics,
     ) -> None:
         self._model = model
+        self._greedy_model = model if isinstance(model, GreedyModel) else None
         self._pool = pool
         self._kernels = kernels
         self._constraints = constraints
@@ -156,15 +157,19 @@ class Engine:
                     self._kernels.copy_blocks(tensor, sources, destinations)
             if not rows:
                 return (), ()
+            drawing = [row for row in rows if row.draws]
             with self._metrics.forward_seconds.time():
-                logits = self._model.forward(build_batch(rows, self._pool.block_size, device), self._pool)
+                batch = build_batch(rows, self._pool.block_size, device)
+                if self._greedy_model is not None and all(row.sequence.is_greedy for row in rows):
+                    return _sampled(drawing, self._greedy_model.likeliest(batch, self._pool).tolist()), ()
+                logits = self._model.forward(batch, self._pool)
             drawn_from, known = split_logits(logits, rows)
-            return self._draw(drawn_from, [row for row in rows if row.draws]), score_known(logits, known, rows)
+            return self._draw(drawn_from, drawing), score_known(logits, known, rows)
 
     def _draw(self, logits: torch.Tensor, rows: list[Row]) -> tuple[SampledToken, ...]:
         if not rows:
             return ()
-        drawing = [row for row in rows for _ in row.drawn_indexes]
+        drawing = _repeated(rows)
         asking = asking_rows(logits, drawing)
         adjustments = build_adjustments(drawing, logits.device)
         if adjustments is not None:
@@ -175,9 +180,20 @@ class Engine:
         if masks is not None:
             _stop_where_none_is_left(logits, drawn, drawing)
         tokens = drawn.tolist()
-        scores = score_drawn(asking, drawing, tokens)
-        sampled = tuple(map(SampledToken, (row.sequence.sequence_id for row in drawing), tokens, scores))
-        return sampled if len(sampled) == len(rows) else tuple(_valid(rows, iter(sampled)))
+        return _sampled(rows, tokens, score_drawn(asking, drawing, tokens))
+
+
+def _repeated(rows: Sequence[Row]) -> list[Row]:
+    """Each row as often as it draws."""
+    return [row for row in rows for _ in row.drawn_indexes]
+
+
+def _sampled(
+    rows: Sequence[Row], token_ids: Sequence[int], scores: Iterable[TokenLogprobs | None] = repeat(None)
+) -> tuple[SampledToken, ...]:
+    """What `rows` drew, in order, where each drew as often as it does."""
+    sampled = tuple(map(SampledToken, (row.sequence.sequence_id for row in _repeated(rows)), token_ids, scores))
+    return sampled if len(sampled) == len(rows) else tuple(_valid(rows, iter(sampled)))
 
 
 def _stop_where_none_is_left(logits: torch.Tensor, drawn: torch.Tensor, rows: Sequence[Row]) -> None:

@@ -8,6 +8,7 @@ from itertools import takewhile
 
 from common.step import ResidentSequence, Sampling
 from executor_svc.constraints import Constraint
+from kernels.sample_tokens import GREEDY_BELOW
 
 
 @dataclass(slots=True)
@@ -27,9 +28,12 @@ class HeldSequence:
     constraint: Constraint | None = None
     """Where the answer stands in its grammar; none for one that has no grammar."""
     changes_logits: bool = field(init=False)
+    is_greedy: bool = field(init=False)
+    """Whether each of its tokens is the model's likeliest, and nothing else is told of them."""
 
     def __post_init__(self) -> None:
         self.changes_logits = changes_logits(self.sampling)
+        self.is_greedy = self.sampling.temperature <= GREEDY_BELOW and self.sampling.is_plain
 
     @property
     def num_generated(self) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from kernels.philox import uniform
 
-_GREEDY_BELOW = 1e-5
+GREEDY_BELOW = 1e-5
 """Temperatures up to this are greedy: they would only choose between tokens of equal logits."""
 
 _TOP_P_CANDIDATES = 1024
@@ -46,7 +46,7 @@ def sample_tokens(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         logits = torch.where(logits.isnan(), -torch.inf, logits).clamp(max=torch.finfo(logits.dtype).max)
         peaks = logits.amax(dim=-1)
     tokens = logits.argmax(dim=-1)
-    drawn = (draws.temperatures > _GREEDY_BELOW) & (peaks > -torch.inf)
+    drawn = (draws.temperatures > GREEDY_BELOW) & (peaks > -torch.inf)
     if not drawn.any():
         return tokens
     numbers = uniform(draws.seeds, draws.counters)

@@ -33,8 +33,15 @@ class NativeLlama:
 
     def forward(self, batch: Batch, pool: KvPool) -> torch.Tensor:
         """As `Model.forward`."""
+        return self._native.forward(self._inputs(batch), pool.pools)
+
+    def likeliest(self, batch: Batch, pool: KvPool) -> torch.Tensor:
+        """As `GreedyModel.likeliest`."""
+        return self._native.likeliest(self._inputs(batch), pool.pools)
+
+    def _inputs(self, batch: Batch) -> StepInputs:
         angles = batch.positions[:, None].float() * self._frequencies
-        inputs = StepInputs(
+        return StepInputs(
             token_ids=batch.token_ids,
             slots=batch.slots,
             cos=angles.cos(),
@@ -44,7 +51,6 @@ class NativeLlama:
             query_starts=torch.tensor(batch.paged.query_starts),
             drawing_rows=batch.drawing_rows,
         )
-        return self._native.forward(inputs, pool.pools)
 
     def _load_layer(self, checkpoint: Checkpoint, index: int) -> None:
         hidden, inner = self.spec.hidden_size, self.spec.intermediate_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -35,6 +35,14 @@ class Model(Protocol):
 
     def forward(self, batch: Batch, pool: KvPool) -> torch.Tensor:
         """Compute the batch's tokens; returns float32 logits [rows that draw, vocab_size]."""
+
+
+@runtime_checkable
+class GreedyModel(Model, Protocol):
+    """A model that can tell what is likeliest without writing all the logits."""
+
+    def likeliest(self, batch: Batch, pool: KvPool) -> torch.Tensor:
+        """Compute the batch's tokens; returns what greedy draws from `forward`'s logits give, int64 [rows]."""
 
 
 def load_model(spec: ModelSpec, checkpoint: Checkpoint, kernels: Kernels, native: NativeModel | None = None) -> Model:

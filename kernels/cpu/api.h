@@ -55,7 +55,8 @@ typedef struct citybus_step {
   const int64_t *drawing_rows; /* [R] tokens, of the N, whose logits are wanted; at most N */
   uint16_t *pools; /* [keys and values of each layer in turn, num_blocks, block_size * kv_heads * head_dim] */
   int64_t num_blocks, block_size; /* block_size is a multiple of 16 */
-  float *logits;               /* [R, vocab_size], written */
+  float *logits;               /* [R, vocab_size], written where likeliest is null */
+  int64_t *likeliest;          /* [R], written where it is not null: the lowest id of those with the greatest logit */
 } citybus_step;
 
 /* Of R rows of logits, how each is drawn: kernels/sample_tokens.py says what it all means. */
@@ -70,7 +71,7 @@ typedef struct citybus_draws {
 } citybus_draws;
 
 /* Raised with every change of this file: a library that was built from an older one must not be called. */
-#define CITYBUS_INTERFACE 4
+#define CITYBUS_INTERFACE 5
 CITYBUS_API int citybus_interface(void);
 
 /* The best of enum citybus_isa that this processor and the system have. Asks the system for AMX's tiles. */

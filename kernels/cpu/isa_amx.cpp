@@ -23,6 +23,7 @@ constexpr int kAttentionRows = 16;
 #include "product_tiles.h"
 #include "rotation.h"
 #include "product.h"
+#include "likeliest.h"
 #include "row_operations.h"
 #include "attention_softmax.h"
 #include "attention_tiles.h"
@@ -34,8 +35,8 @@ namespace citybus {
 
 const Operations& amx_operations() {
   using namespace amx;
-  static constexpr Operations operations{multiply_product, multiply_add_product, multiply_gate_product,
-                                         multiply_rotate_product, rms_norm, attend, sample};
+  static constexpr Operations operations{multiply_product, multiply_likeliest_product, multiply_add_product,
+                                         multiply_gate_product, multiply_rotate_product, rms_norm, attend, sample};
   return operations;
 }
 

@@ -26,6 +26,7 @@ constexpr int kScoreGroups = 1;
 #include "product_rows.h"
 #include "rotation.h"
 #include "product.h"
+#include "likeliest.h"
 #include "row_operations.h"
 #include "attention_softmax.h"
 #include "attention_rows.h"
@@ -37,8 +38,8 @@ namespace citybus {
 
 const Operations& avx2_operations() {
   using namespace avx2;
-  static constexpr Operations operations{multiply_product, multiply_add_product, multiply_gate_product,
-                                         multiply_rotate_product, rms_norm, attend, sample};
+  static constexpr Operations operations{multiply_product, multiply_likeliest_product, multiply_add_product,
+                                         multiply_gate_product, multiply_rotate_product, rms_norm, attend, sample};
   return operations;
 }
 

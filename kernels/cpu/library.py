@@ -15,7 +15,7 @@ import torch
 from kernels.sample_tokens import Draws
 
 _FOLDER = Path(__file__).parent
-_INTERFACE = 4
+_INTERFACE = 5
 """`CITYBUS_INTERFACE` of `api.h`."""
 _FAILURES: dict[int, tuple[type[Exception], str]] = {
     1: (ValueError, "the native library was given something that does not exist"),
@@ -75,7 +75,7 @@ class _Step(ctypes.Structure):
         ("table_width", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("lengths", "query_starts", "drawing_rows", "pools")),
         *((name, ctypes.c_int64) for name in ("num_blocks", "block_size")),
-        ("logits", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("logits", "likeliest")),
     ]
 
 
@@ -92,7 +92,7 @@ class _Draws(ctypes.Structure):
 class StepInputs:
     """N tokens of S sequences, R of which draw. All are contiguous and on the CPU: int64, but float32 `cos` and `sin`.
 
-    `token_ids` and `slots` [N]; `cos` and `sin` [N, head_dim / 2]; `block_tables` [S, any width]; `lengths` [S];
+    `token_ids` and `slots` [N]; `cos`, `sin` [N, head_dim / 2]; `block_tables` [S, any width]; `lengths` [S];
     `query_starts` [S + 1]; `drawing_rows` [R].
     """
 
@@ -116,7 +116,6 @@ class NativeLibrary:
         declare = self._functions
         declare.citybus_threads_create.restype = ctypes.c_void_p
         declare.citybus_threads_destroy.argtypes = [ctypes.c_void_p]
-        declare.citybus_threads_destroy.restype = None
         declare.citybus_sample_tokens.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Draws)]
         declare.citybus_llama_create.argtypes = [ctypes.POINTER(Shape), ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
         declare.citybus_llama_create.restype = ctypes.c_void_p
@@ -125,9 +124,9 @@ class NativeLibrary:
         declare.citybus_llama_set_weight.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p]
         declare.citybus_llama_forward.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Step)]
         declare.citybus_llama_destroy.argtypes = [ctypes.c_void_p]
-        declare.citybus_llama_destroy.restype = None
         declare.citybus_prefer_huge_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-        declare.citybus_prefer_huge_pages.restype = None
+        for name in ("threads_destroy", "llama_destroy", "prefer_huge_pages"):
+            getattr(declare, f"citybus_{name}").restype = None
 
     def instruction_sets(self) -> list[InstructionSet]:
         """Those that this processor has, the fastest last."""
@@ -197,11 +196,20 @@ class NativeModel:
     def forward(self, inputs: StepInputs, pools: torch.Tensor) -> torch.Tensor:
         """Compute the step; float32 logits [R, vocab_size], which the next call overwrites.
 
-        `pools` is bfloat16 [2 * num_layers, num_blocks, block_size, kv_heads, head_dim]; the order of the numbers
-        within a block is the library's own. Raises `ValueError` for a token, block or slot that does not exist, and
-        `MemoryError`.
+        `pools` is bfloat16 [2 * num_layers, num_blocks, block_size, kv_heads, head_dim], a block in the library's own
+        order. Raises `ValueError` for a token, block or slot that does not exist, and `MemoryError`.
         """
         logits = self._room_for_logits(len(inputs.drawing_rows))
+        self._compute(inputs, pools, logits=logits.data_ptr())
+        return logits
+
+    def likeliest(self, inputs: StepInputs, pools: torch.Tensor) -> torch.Tensor:
+        """As `forward`, but int64 [R]: the lowest id of those with the greatest logit of a row."""
+        tokens = torch.empty(len(inputs.drawing_rows), dtype=torch.int64)
+        self._compute(inputs, pools, likeliest=tokens.data_ptr())
+        return tokens
+
+    def _compute(self, inputs: StepInputs, pools: torch.Tensor, **outputs: int) -> None:
         step = _Step(
             num_tokens=len(inputs.token_ids),
             num_sequences=len(inputs.lengths),
@@ -210,11 +218,10 @@ class NativeModel:
             pools=pools.data_ptr(),
             num_blocks=pools.shape[1],
             block_size=pools.shape[2],
-            logits=logits.data_ptr(),
+            **outputs,
             **{name: getattr(inputs, name).data_ptr() for name in StepInputs.__dataclass_fields__},
         )
         _check(self._functions.citybus_llama_forward(self._handle, ctypes.byref(step)))
-        return logits
 
     def _room_for_logits(self, rows: int) -> torch.Tensor:
         """Always the same memory: fresh pages for every step would cost a twentieth of it."""

@@ -1,6 +1,7 @@
 #include "llama.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace citybus {
 namespace {
@@ -138,9 +139,27 @@ void Llama::predict(const citybus_step& step) {
     operations_.rms_norm(residual_.data() + step.drawing_rows[row] * sizes_.hidden, last_norm_, shape_.hidden_size,
                          float(shape_.rms_norm_eps), normed_.data() + row * sizes_.hidden);
   Product product{normed_.data(), sizes_.hidden, step.num_drawing, head_, threads_.size()};
+  if (step.likeliest != nullptr) return find_likeliest(step, product);
   threads_.run(uint32_t(head_.groups), [&](uint32_t group, int) {
     operations_.multiply(product, group, step.logits, shape_.vocab_size, shape_.vocab_size);
   });
+}
+
+// A thread takes groups in rising order; what several threads found is compared in the end.
+void Llama::find_likeliest(const citybus_step& step, const Product& product) {
+  int64_t rows = step.num_drawing;
+  likeliest_.assign(size_t(threads_.size() * rows), {-INFINITY, 0});
+  threads_.run(uint32_t(head_.groups), [&](uint32_t group, int thread) {
+    operations_.multiply_likeliest(product, group, shape_.vocab_size, likeliest_.data() + thread * rows);
+  });
+  for (int64_t row = 0; row < rows; ++row) {
+    Likeliest best = likeliest_[size_t(row)];
+    for (int64_t other = row + rows; other < threads_.size() * rows; other += rows) {
+      const Likeliest& found = likeliest_[size_t(other)];
+      if (found.logit > best.logit || (found.logit == best.logit && found.token < best.token)) best = found;
+    }
+    step.likeliest[row] = best.token;
+  }
 }
 
 }  // namespace citybus

@@ -57,6 +57,7 @@ class Llama {
   void for_pairs_of_groups(const Matrix& weight, Body body);
   void project_and_add(const bf16* inputs, int64_t stride, int64_t tokens, const Matrix& weight);
   void predict(const citybus_step& step);
+  void find_likeliest(const citybus_step& step, const Product& product);
 
   citybus_shape shape_;
   const Operations& operations_;
@@ -75,6 +76,7 @@ class Llama {
   Buffer<bf16> attended_;
   Buffer<bf16> gated_;
   Buffer<float> scratch_;
+  std::vector<Likeliest> likeliest_;  // [threads, rows that draw]
   std::vector<AttentionTask> tasks_;
 };
 

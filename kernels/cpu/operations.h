@@ -57,6 +57,12 @@ struct Rotation {
   int64_t groups_of_head() const { return (kv.head_dim / 2 + kLanes - 1) / kLanes; }
 };
 
+// The greatest logit of a row so far, and its token: the first of several.
+struct Likeliest {
+  float logit;
+  int64_t token;
+};
+
 // How a row is drawn; 0 in `top_k` and `min_p` and 1 in `top_p` is off.
 struct Draw {
   double temperature;
@@ -86,7 +92,10 @@ struct Operations {
   // Columns of `group` of the product into `outputs` float32 [rows, stride], of which `columns` are kept.
   void (*multiply)(const Product&, int64_t group, float* outputs, int64_t stride, int64_t columns);
 
-  // The same added to `outputs`, [rows, stride], which has room for every column of the weight.
+  // The same, of which for each row only the greatest is kept, in `likeliest` [rows]. Groups have to come in order.
+  void (*multiply_likeliest)(const Product&, int64_t group, int64_t columns, Likeliest* likeliest);
+
+  // The columns of `group` added to `outputs`, [rows, stride], which has room for every column of the weight.
   void (*multiply_add)(const Product&, int64_t group, float* outputs, int64_t stride);
 
   // SiLU of the group's first 16 columns times its second 16: columns 16 * group .. of bf16 `outputs` [rows, stride].

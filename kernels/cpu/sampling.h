@@ -14,19 +14,13 @@ struct Row {
   int64_t end_of_chunk(int64_t chunk) const { return std::min(size, (chunk + 1) * kChunk); }
 };
 
-// Logits from `first` on: NaN is impossible, as is what is beyond the row; infinity is the greatest number, and -0 is 0.
+// Logits from `first` on; what is beyond the row is impossible.
 inline Lanes cleaned(const Row& row, int64_t first) {
-  Lanes impossible = fill(-INFINITY);
-  Lanes x;
-  if (first + kLanes <= row.size) {
-    x = load(row.logits + first);
-  } else {
-    float rest[kLanes];
-    store(rest, impossible);
-    std::memcpy(rest, row.logits + first, size_t(row.size - first) * sizeof(float));
-    x = load(rest);
-  }
-  return add(maximum(minimum(fill(FLT_MAX), x), impossible), fill(0.0f));
+  if (first + kLanes <= row.size) return cleaned(load(row.logits + first));
+  float rest[kLanes];
+  store(rest, fill(-INFINITY));
+  std::memcpy(rest, row.logits + first, size_t(row.size - first) * sizeof(float));
+  return cleaned(load(rest));
 }
 
 // Unnormalised probabilities; the likeliest token has 1, and those below `least` 0.

@@ -11,16 +11,18 @@ from structlog.testing import capture_logs
 
 from common.errors import StartupError
 from common.metrics import ExecutorMetrics
+from common.step import Sampling
 from executor_svc import cpu_backend
 from executor_svc.config import Config
 from executor_svc.engine import Engine
 from executor_svc.models.llama import Llama
 from executor_svc.models.llama_native import NativeLlama
+from executor_svc.models.registry import GreedyModel
 from executor_svc.startup import load_engine
 from kernels.backend import REFERENCE
 from kernels.cpu.library import NativeLibrary, NativeThreads, load_library
 from tests.checkpoints import write_chain, write_tiny
-from tests.executor.driver import generate
+from tests.executor.driver import GREEDY, generate
 
 
 @pytest.fixture(scope="module")
@@ -144,3 +146,13 @@ def test_the_backends_agree_about_a_prompt(folder: Path, library: NativeLibrary)
     by_torch, by_library = (generate(load(folder, cpu_backend=choice), prompts, 1) for choice in ("torch", "native"))
     agreed = sum(left == right for left, right in zip(by_torch, by_library, strict=True))
     assert agreed >= 11
+
+
+def test_greedy_rows_alone_draw_what_they_draw_from_logits(folder: Path, library: NativeLibrary) -> None:
+    """Alone they are drawn without logits being written; beside a row that is not greedy all have them."""
+    prompts = [[(7 * index + shift) % 250 for index in range(20 + shift)] for shift in range(5)]
+    engine = load(folder, cpu_backend="native")
+    assert isinstance(engine._model, GreedyModel)
+    alone = generate(engine, prompts, 12)
+    beside = generate(load(folder, cpu_backend="native"), [*prompts, [1]], 12, samplings=[GREEDY] * 5 + [Sampling()])
+    assert beside[:5] == alone

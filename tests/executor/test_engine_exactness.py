@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.step import Sampling
 from executor_svc.engine import Engine
 from kernels.cpu.library import NativeLibrary
 from tests.checkpoints import write_tiny
@@ -23,8 +24,9 @@ COUNT = 20
 def recorded(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, prompts: list[list[int]], **options: object
 ) -> set[bytes]:
-    """The logits of every token drawn, as bytes, in no order."""
+    """The logits of every token drawn, as bytes, in no order. Not greedily, as that may do without them."""
     seen: set[bytes] = set()
+    samplings = [Sampling(seed=1)] * len(prompts)
     forward = engine._model.forward
 
     def recording(*arguments: object) -> torch.Tensor:
@@ -34,7 +36,7 @@ def recorded(
 
     with monkeypatch.context() as patch:
         patch.setattr(engine._model, "forward", recording)
-        generate(engine, prompts, COUNT, **options)  # type: ignore[arg-type]
+        generate(engine, prompts, COUNT, samplings=samplings, **options)  # type: ignore[arg-type]
     return seen
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.cpu.library import InstructionSet, NativeLibrary
+from kernels.cpu.library import InstructionSet, NativeLibrary, Weight
 from tests.kernels.random_llama import RandomLlama, Runner, Sizes, distance, prompts, same_bits
 
 LENGTHS = [1, 15, 16, 17, 31, 32, 33, 127, 129, 300]
@@ -128,6 +128,24 @@ def test_rows_that_do_not_draw_have_no_logits(library: NativeLibrary) -> None:
         0,
         37,
     )
+
+
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+def test_the_likeliest_is_the_first_that_has_the_greatest_logit(
+    library: NativeLibrary, isa: InstructionSet, sizes: Sizes
+) -> None:
+    """Every token is there twice, and NaN is no logit: not that of a token, nor that of a whole row."""
+    llama, half = RandomLlama(sizes), sizes.vocab // 2
+    llama.weights[Weight.HEAD, 0][half : 2 * half] = llama.weights[Weight.HEAD, 0][:half]
+    llama.weights[Weight.EMBEDDING, 0][0] = torch.nan
+    if not sizes.tied:
+        llama.weights[Weight.HEAD, 0][sizes.vocab - 1] = torch.nan
+    runner = Runner(llama.native(library, isa, 3), sizes, prompts(LENGTHS, sizes.vocab))
+    inputs = runner.inputs({row: len(tokens) for row, tokens in enumerate(runner.sequences)})
+    logits = runner.model.forward(inputs, runner.pools).nan_to_num(nan=-torch.inf)
+    firsts = [int((row == row.max()).nonzero()[0]) for row in logits]
+    assert runner.model.likeliest(inputs, runner.pools).tolist() == firsts
+    assert len(set(firsts)) >= min(half, 10)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Our server as one that is measured: `citybus serve` as its users start it, and a client over gRPC."""
+"""Our server as one that is measured: `citybus serve` as its users start it, and clients over gRPC.
+
+They read with bench/http2_client.py, as they share the cores with the server, and peers are measured without any.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from bench.http2_client import connect
 from bench.peers.peer import Speed
 from bench.processes import START_S, free_address
 from citybus.async_client import AsyncClient
+from citybus.v1 import generation_pb2 as pb
+
+GENERATE = "/citybus.v1.GenerationService/Generate"
+CALLS_OF_CONNECTION = 64
+ANSWER_S = 600.0
 
 
 class Ours:
@@ -39,6 +48,7 @@ class Ours:
             self._command, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
+            asyncio.run(self._wait_ready())
             self.answer([[1]], [1])
             self.first_token_s = time.perf_counter() - started
         except BaseException:
@@ -52,26 +62,39 @@ class Ours:
         self._end()
 
     def answer(self, prompts: Sequence[Sequence[int]], output_tokens: Sequence[int]) -> Speed:
-        """As `Server.answer`. Raises RuntimeError where our server gave too few tokens, and `CitybusError`."""
+        """As `Server.answer`. Raises RuntimeError where our server gave too few tokens, and TimeoutError."""
         speed = asyncio.run(self._answer(prompts, output_tokens))
         if speed.output_tokens != sum(output_tokens):
             raise RuntimeError(f"our server gave {speed.output_tokens} tokens, {sum(output_tokens)} were asked for")
         return speed
 
-    async def _answer(self, prompts: Sequence[Sequence[int]], output_tokens: Sequence[int]) -> Speed:
-        salt = os.urandom(8).hex()  # nothing is found of an earlier round: the others cache no prefixes either
+    async def _wait_ready(self) -> None:
         async with AsyncClient(self.address) as client:
             await client.wait_ready(START_S)
 
-            async def one(prompt: Sequence[int], count: int) -> int:
-                stream = client.generate(
-                    token_ids=prompt, temperature=0.0, max_tokens=count, ignore_eos=True, cache_salt=salt
-                )
-                return sum([len(delta.token_ids) async for delta in stream])
+    async def _answer(self, prompts: Sequence[Sequence[int]], output_tokens: Sequence[int]) -> Speed:
+        salt = os.urandom(8).hex()  # nothing is found of an earlier round: the others cache no prefixes either
+        requests = [_request(*pair, salt) for pair in zip(prompts, output_tokens, strict=True)]
+        connections = [await connect(self.address) for _ in range(-(-len(requests) // CALLS_OF_CONNECTION))]
+        num_tokens, num_open, ended = 0, len(requests), asyncio.Event()
 
-            started = time.perf_counter()
-            counts = await asyncio.gather(*map(one, prompts, output_tokens))
-            return Speed(time.perf_counter() - started, sum(counts))
+        def on_message(message: bytes) -> None:
+            nonlocal num_tokens, num_open
+            response = pb.GenerateResponse.FromString(message)
+            num_tokens += len(response.token_ids)
+            num_open -= response.HasField("finish")
+            if num_open == 0:
+                ended.set()
+
+        started = time.perf_counter()
+        for index, request in enumerate(requests):
+            connections[index // CALLS_OF_CONNECTION].call(GENERATE, request, on_message)
+        async with asyncio.timeout(ANSWER_S):
+            await ended.wait()
+        seconds = time.perf_counter() - started
+        for connection in connections:
+            connection.close()
+        return Speed(seconds, num_tokens)
 
     def _end(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -82,3 +105,12 @@ class Ours:
         self._process.wait()
         self._log.close()
         self._folder.cleanup()
+
+
+def _request(prompt: Sequence[int], num_tokens: int, salt: str) -> bytes:
+    return pb.GenerateRequest(
+        tokens=pb.TokenPrompt(ids=prompt),
+        sampling=pb.SamplingParams(temperature=0.0),
+        stopping=pb.StopParams(max_tokens=num_tokens, ignore_eos=True),
+        cache_salt=salt,
+    ).SerializeToString()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from citybus.executor.v1 import executor_pb2 as pb
+from common.resident import ResidentPage, ResidentSequence
 from common.step import (
     HASH_BYTES,
     BlockCopy,
@@ -14,8 +15,6 @@ from common.step import (
     Fork,
     InvalidPlan,
     NewSequence,
-    ResidentPage,
-    ResidentSequence,
     ScheduledSequence,
     SealedBlock,
     StepPlan,

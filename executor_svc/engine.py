@@ -13,12 +13,12 @@ import torch
 
 from common.logprobs import KnownLogprobs
 from common.metrics import ExecutorMetrics
+from common.resident import ResidentPage
 from common.step import (
     BlockCopy,
     ExecutorInfo,
     FailedSequence,
     InvalidPlan,
-    ResidentPage,
     SampledToken,
     StaleTerm,
     StepPlan,

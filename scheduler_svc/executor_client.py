@@ -14,7 +14,8 @@ from citybus.executor.v1 import executor_pb2 as pb
 from citybus.executor.v1 import executor_pb2_grpc
 from common import wire
 from common.doorkeeper import bearer
-from common.step import ExecutorInfo, InvalidPlan, ResidentPage, StepPlan, StepResult
+from common.resident import ResidentPage
+from common.step import ExecutorInfo, InvalidPlan, StepPlan, StepResult
 from common.tls import explain_failure
 
 KEEPALIVE_MS = 5_000

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from common.grammar import Grammar, GrammarKind
 from common.logprobs import KnownLogprobs, TokenLogprobs
+from common.resident import ResidentPage, ResidentSequence
 from common.step import (
     HASH_BYTES,
     BlockCopy,
@@ -14,8 +15,6 @@ from common.step import (
     FailedSequence,
     Fork,
     NewSequence,
-    ResidentPage,
-    ResidentSequence,
     SampledToken,
     Sampling,
     ScheduledSequence,

@@ -204,7 +204,8 @@ class ExecutorInfo:
     """Facts and capacity of an executor; they change only with `epoch` (16 random bytes, new at every start).
 
     `max_model_len` is in tokens per sequence, `block_size` in tokens per block; a step holds at most
-    `max_sequences` sequences and computes at most `max_step_tokens` tokens.
+    `max_sequences` sequences and computes at most `max_step_tokens` tokens. `model` and
+    `tokenizer_digest` are those of a `common.model_identity.ModelIdentity`.
     """
 
     epoch: bytes
@@ -215,6 +216,7 @@ class ExecutorInfo:
     num_blocks: int
     max_sequences: int
     max_step_tokens: int
+    tokenizer_digest: bytes = b""
 
 
 class StaleTerm(Exception):

@@ -113,6 +113,7 @@ def info_to_pb(info: ExecutorInfo) -> pb.DescribeResponse:
         num_blocks=info.num_blocks,
         max_sequences=info.max_sequences,
         max_step_tokens=info.max_step_tokens,
+        tokenizer_digest=info.tokenizer_digest,
     )
 
 
@@ -127,6 +128,7 @@ def info_from_pb(message: pb.DescribeResponse) -> ExecutorInfo:
         num_blocks=message.num_blocks,
         max_sequences=message.max_sequences,
         max_step_tokens=message.max_step_tokens,
+        tokenizer_digest=message.tokenizer_digest,
     )
 
 

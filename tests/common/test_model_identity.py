@@ -32,6 +32,7 @@ def test_a_folder_without_a_tokenizer_has_no_digest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "contradict"),
     [(A, A, False), (A, B, True), (A, b"", False), (b"", A, False), (b"", b"", False)],
+    ids=["same", "different", "theirs unknown", "ours unknown", "both unknown"],
 )
 def test_tokenizers_contradict_where_both_are_known_and_differ(ours: bytes, theirs: bytes, contradict: bool) -> None:
     for name in ("ours", "theirs"):

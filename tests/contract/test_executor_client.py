@@ -77,7 +77,9 @@ async def test_an_executor_of_another_tokenizer_is_not_taken_over(capsys: pytest
     assert "error" in said
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(OURS, OURS), (OURS, b""), (b"", OTHER)])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(OURS, OURS), (OURS, b""), (b"", OTHER)], ids=["same", "theirs unknown", "ours unknown"]
+)
 async def test_an_executor_of_the_same_or_an_unknown_tokenizer_is_taken_over(ours: bytes, theirs: bytes) -> None:
     with Served(FakeExecutor(replace(INFO, tokenizer_digest=theirs))) as served:
         client = ExecutorClient(served.target, model=ModelIdentity("tiny", ours))

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from common.metrics import ExecutorMetrics
+from common.model_identity import ModelIdentity
 from common.step import NewSequence, Sampling, ScheduledSequence, StepPlan
 from executor_svc.constraints import Constraints
 from executor_svc.cuda_graphs import GraphedModel, capture_cuda
@@ -100,7 +101,9 @@ def _engine(
         capture = capture_cuda(torch.cuda.graph_pool_handle())
         computes = GraphedModel(llama, pool, load.requests, limits.max_model_len, capture)
     no_grammars = Constraints(Path(), spec.vocab_size, 1)
-    engine = Engine(name, computes, pool, TRITON, no_grammars, limits, ExecutorMetrics(CollectorRegistry()))
+    engine = Engine(
+        ModelIdentity(name, b""), computes, pool, TRITON, no_grammars, limits, ExecutorMetrics(CollectorRegistry())
+    )
     _drive(engine, prompts, 2, first_step=1)  # compiles what is not compiled yet
     started = time.perf_counter()
     answers, prefill, executing, idle = _drive(engine, prompts, load.answer, first_step=4)

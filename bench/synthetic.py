@@ -17,7 +17,8 @@ from citybus.executor.v1 import executor_pb2_grpc
 from common import log
 from common.grpc_server import GrpcServer
 from common.metrics import ExecutorMetrics
-from common.step import ExecutorInfo, ResidentPage, SampledToken, StepPlan, StepResult
+from common.resident import ResidentPage
+from common.step import ExecutorInfo, SampledToken, StepPlan, StepResult
 from executor_svc.server import ExecutorServicer
 from scheduler_svc.policy_trial import CountingExecutor
 

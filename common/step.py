@@ -1,7 +1,8 @@
 """The vocabulary of a step: what the scheduler asks of an executor, and what it gets back.
 
-Plain frozen dataclasses, so that the scheduler core and the tests need no gRPC; `common.wire` turns them into the
-messages of `protos/citybus/executor/v1` and back. Block id == page index everywhere.
+Plain frozen dataclasses, so that the scheduler core and the tests need no gRPC; `common.wire` turns them, and
+those of `common.resident`, into the messages of `protos/citybus/executor/v1` and back. Block id == page index
+everywhere.
 """
 
 from __future__ import annotations
@@ -203,7 +204,8 @@ class ExecutorInfo:
     """Facts and capacity of an executor; they change only with `epoch` (16 random bytes, new at every start).
 
     `max_model_len` is in tokens per sequence, `block_size` in tokens per block; a step holds at most
-    `max_sequences` sequences and computes at most `max_step_tokens` tokens.
+    `max_sequences` sequences and computes at most `max_step_tokens` tokens. `model` and
+    `tokenizer_digest` are those of a `common.model_identity.ModelIdentity`.
     """
 
     epoch: bytes
@@ -214,32 +216,7 @@ class ExecutorInfo:
     num_blocks: int
     max_sequences: int
     max_step_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class ResidentSequence:
-    """A sequence an executor holds, the last drawn token included in `token_ids`.
-
-    `num_reused_tokens` leading ones did not have to be computed when it came: its blocks held them already.
-    """
-
-    sequence_id: int
-    token_ids: tuple[int, ...]
-    num_prompt_tokens: int
-    num_computed_tokens: int
-    block_ids: tuple[int, ...]
-    sampling: Sampling
-    num_reused_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class ResidentPage:
-    """One page of what an executor holds, for a scheduler that takes over. `last_step` 0: no step was executed."""
-
-    epoch: bytes
-    last_step: int
-    sequences: tuple[ResidentSequence, ...] = ()
-    cached: tuple[SealedBlock, ...] = ()
+    tokenizer_digest: bytes = b""
 
 
 class StaleTerm(Exception):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from common.step import ExecutorInfo, ResidentPage, StepPlan, StepResult
+from common.resident import ResidentPage
+from common.step import ExecutorInfo, StepPlan, StepResult
 
 
 class StepExecutor(Protocol):

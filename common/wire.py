@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from citybus.executor.v1 import executor_pb2 as pb
+from common.resident import ResidentPage, ResidentSequence
 from common.step import (
     HASH_BYTES,
     BlockCopy,
@@ -14,8 +15,6 @@ from common.step import (
     Fork,
     InvalidPlan,
     NewSequence,
-    ResidentPage,
-    ResidentSequence,
     ScheduledSequence,
     SealedBlock,
     StepPlan,
@@ -114,6 +113,7 @@ def info_to_pb(info: ExecutorInfo) -> pb.DescribeResponse:
         num_blocks=info.num_blocks,
         max_sequences=info.max_sequences,
         max_step_tokens=info.max_step_tokens,
+        tokenizer_digest=info.tokenizer_digest,
     )
 
 
@@ -128,6 +128,7 @@ def info_from_pb(message: pb.DescribeResponse) -> ExecutorInfo:
         num_blocks=message.num_blocks,
         max_sequences=message.max_sequences,
         max_step_tokens=message.max_step_tokens,
+        tokenizer_digest=message.tokenizer_digest,
     )
 
 

@@ -13,12 +13,13 @@ import torch
 
 from common.logprobs import KnownLogprobs, TokenLogprobs
 from common.metrics import ExecutorMetrics
+from common.model_identity import ModelIdentity
+from common.resident import ResidentPage
 from common.step import (
     BlockCopy,
     ExecutorInfo,
     FailedSequence,
     InvalidPlan,
-    ResidentPage,
     SampledToken,
     StaleTerm,
     StepPlan,
@@ -55,7 +56,7 @@ class Engine:
 
     def __init__(
         self,
-        name: str,
+        identity: ModelIdentity,
         model: Model,
         pool: KvPool,
         kernels: Kernels,
@@ -71,13 +72,14 @@ class Engine:
         self._metrics = metrics
         self._info = ExecutorInfo(
             epoch=os.urandom(16),
-            model=name,
+            model=identity.name,
             vocab_size=model.spec.vocab_size,
             max_model_len=limits.max_model_len,
             block_size=pool.block_size,
             num_blocks=pool.num_blocks,
             max_sequences=limits.max_sequences,
             max_step_tokens=limits.max_step_tokens,
+            tokenizer_digest=identity.tokenizer_digest,
         )
         self._resident = ResidentTable(self._info)
         self._term = 0

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from common.step import ExecutorInfo, Fork, ResidentPage, SealedBlock, StepPlan
+from common.resident import ResidentPage
+from common.step import ExecutorInfo, Fork, SealedBlock, StepPlan
 from executor_svc import plan_rules
 from executor_svc.sequence import HeldSequence, Row
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from common.step import ResidentSequence, Sampling
+from common.resident import ResidentSequence
+from common.step import Sampling
 from executor_svc.constraints import Constraint
 from kernels.sample_tokens import GREEDY_BELOW
 

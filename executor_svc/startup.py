@@ -14,6 +14,7 @@ import torch
 from common.errors import StartupError
 from common.matching import GrammarError
 from common.metrics import ExecutorMetrics
+from common.model_identity import read_identity
 from executor_svc.config import Config
 from executor_svc.constraints import Constraints
 from executor_svc.cpu_backend import native_backend
@@ -84,7 +85,7 @@ def load_engine(settings: Config, metrics: ExecutorMetrics) -> Engine:
     if device.type == "cuda":
         model = _graphed(model, pool, limits)
     _check(constraints)
-    return Engine(settings.model.resolve().name, model, pool, backend, constraints, limits, metrics)
+    return Engine(read_identity(settings.model), model, pool, backend, constraints, limits, metrics)
 
 
 def _check(constraints: Constraints) -> None:

@@ -11,6 +11,7 @@ from common import address
 from common.errors import CitybusError
 from common.grpc_server import GrpcServer
 from common.metrics import SchedulerMetrics
+from common.model_identity import read_identity
 from common.secret_file import read_secret
 from common.tls import channel_credentials, server_credentials
 from scheduler_svc.admin_token import admin_doorkeeper, read_token
@@ -68,7 +69,12 @@ def executor_client(settings: Config) -> ExecutorClient:
     """The way to the executor. Raises `StartupError`."""
     path = settings.executor_token_file
     token = None if path is None else read_secret(path, "the executor's token")
-    return ExecutorClient(settings.executor, token=token, credentials=channel_credentials(settings.executor_tls))
+    return ExecutorClient(
+        settings.executor,
+        model=read_identity(settings.model),
+        token=token,
+        credentials=channel_credentials(settings.executor_tls),
+    )
 
 
 def client_server(settings: Config, rules: Rules, metrics: SchedulerMetrics) -> GrpcServer:

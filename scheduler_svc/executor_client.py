@@ -14,7 +14,9 @@ from citybus.executor.v1 import executor_pb2 as pb
 from citybus.executor.v1 import executor_pb2_grpc
 from common import wire
 from common.doorkeeper import bearer
-from common.step import ExecutorInfo, InvalidPlan, ResidentPage, StepPlan, StepResult
+from common.model_identity import ModelIdentity
+from common.resident import ResidentPage
+from common.step import ExecutorInfo, InvalidPlan, StepPlan, StepResult
 from common.tls import explain_failure
 
 KEEPALIVE_MS = 5_000
@@ -57,6 +59,10 @@ class Contradiction(SessionLost):
 
 class Refused(SessionLost):
     """The executor takes no plans from this scheduler, and will not before somebody changes the settings."""
+
+
+class OtherModel(Refused):
+    """The executor's model has another tokenizer than the scheduler's: it gets no plans."""
 
 
 _KINDS = {grpc.StatusCode.FAILED_PRECONDITION: Fenced, grpc.StatusCode.INVALID_ARGUMENT: Contradiction}
@@ -106,13 +112,20 @@ class Session:
 class ExecutorClient:
     """One executor's address ("host:port"), with the token that it asks for, if it does. `credentials` None: no TLS.
 
+    `model` is what the executor has to serve; None: whatever it does.
     To be made inside a running event loop.
     """
 
     def __init__(
-        self, address: str, *, token: str | None = None, credentials: grpc.ChannelCredentials | None = None
+        self,
+        address: str,
+        *,
+        model: ModelIdentity | None = None,
+        token: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self.address = address
+        self._model = model
         self._metadata = () if token is None else bearer(token)
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
@@ -123,13 +136,20 @@ class ExecutorClient:
         self._epoch = b""
 
     async def describe(self, timeout_s: float) -> ExecutorInfo:
-        """Facts and capacity. Raises `SessionLost`."""
+        """Facts and capacity. Raises `SessionLost`, and `OtherModel` where it serves another one than it has to."""
         try:
             described = await self._stub.Describe(pb.DescribeRequest(), timeout=timeout_s, metadata=self._metadata)
-            return wire.info_from_pb(described)
         except grpc.aio.AioRpcError as error:
             kind = Refused if error.code() is grpc.StatusCode.UNAUTHENTICATED else SessionLost
             raise kind(_say(error)) from error
+        info = wire.info_from_pb(described)
+        served = ModelIdentity(info.model, info.tokenizer_digest)
+        if self._model is not None and self._model.contradicts(served):
+            raise OtherModel(
+                f"the executor serves {served}, this scheduler {self._model}: what one calls a token is another text to"
+                " the other; start both with the same model folder"
+            )
+        return info
 
     async def open(self, epoch: bytes, *, resume: bool, timeout_s: float) -> Session:
         """Take the executor over. Raises `SessionLost`, also where its epoch is another one.

@@ -40,17 +40,17 @@ async def reach(
     What the executor holds is kept where this process has not driven one yet (`anew`), or where it is in the `epoch`
     that it drove last and left without a contradiction.
     """
-    told = False
+    told: type[SessionLost] | None = None
     while True:
         try:
             return await _attempt(client, anew=anew, epoch=epoch)
         except SessionLost as error:
             if isinstance(error, Fenced):
                 raise
-            if not told:
+            if type(error) is not told:  # an executor that was not there may turn out to be the wrong one
                 say = log.error if isinstance(error, Refused) else log.info
                 say("waiting for the executor", address=client.address, reason=str(error))
-                told = True
+                told = type(error)
         await asyncio.sleep(RETRY_S)
         if not may_go_on():
             return None

@@ -19,18 +19,8 @@ from hashlib import blake2b
 from typing import Any
 
 from common.logprobs import TokenLogprobs
-from common.step import (
-    ExecutorInfo,
-    InvalidPlan,
-    ResidentPage,
-    ResidentSequence,
-    SampledToken,
-    Sampling,
-    SealedBlock,
-    StaleTerm,
-    StepPlan,
-    StepResult,
-)
+from common.resident import ResidentPage, ResidentSequence
+from common.step import ExecutorInfo, InvalidPlan, SampledToken, Sampling, SealedBlock, StaleTerm, StepPlan, StepResult
 from tests.plan_check import Resident, Row, checked_rows
 
 Script = Callable[[Sequence[int], int], int | None]

@@ -33,7 +33,7 @@ ARROWS = {
 }
 # Pure packages: a narrower choice of ours, nothing third-party, and no clock, chance, I/O or concurrency.
 PURE = {
-    "scheduler_svc/core": ("scheduler_svc.core", "common.step", "common.logprobs", "common.grammar"),
+    "scheduler_svc/core": ("scheduler_svc.core", "common.step", "common.resident", "common.logprobs", "common.grammar"),
     "scheduler_svc/policies": ("scheduler_svc.policies", "scheduler_svc.core", "common.step"),
 }
 IMPURE = "asyncio concurrent datetime logging multiprocessing os random secrets socket subprocess threading time uuid"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from common.step import ResidentPage, ResidentSequence, SealedBlock
+from common.resident import ResidentPage, ResidentSequence
+from common.step import SealedBlock
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.roster import Roster

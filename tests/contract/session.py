@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.step import NewSequence, ResidentSequence, Sampling, ScheduledSequence, StepPlan, StepResult
+from common.resident import ResidentSequence
+from common.step import NewSequence, Sampling, ScheduledSequence, StepPlan, StepResult
 from common.step_executor import StepExecutor
 
 GREEDY = Sampling(temperature=0.0)

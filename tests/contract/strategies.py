@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from common.grammar import Grammar, GrammarKind
 from common.logprobs import KnownLogprobs, TokenLogprobs
+from common.resident import ResidentPage, ResidentSequence
 from common.step import (
     HASH_BYTES,
     BlockCopy,
@@ -14,8 +15,6 @@ from common.step import (
     FailedSequence,
     Fork,
     NewSequence,
-    ResidentPage,
-    ResidentSequence,
     SampledToken,
     Sampling,
     ScheduledSequence,
@@ -90,6 +89,12 @@ results = st.builds(
     failed=tuples_of(st.builds(FailedSequence, u64, st.text())),
     known_logprobs=tuples_of(st.integers(0, 3).flatmap(known_logprobs_of), 3),
 )
-infos = st.builds(ExecutorInfo, st.binary(min_size=16, max_size=16), st.text(), u32, u32, u32, u32, u32, u32)
+infos = st.builds(
+    ExecutorInfo,
+    st.binary(min_size=16, max_size=16),
+    st.text(),
+    *(u32,) * 6,
+    tokenizer_digest=st.sampled_from((b"", bytes(range(32)))),
+)
 residents = st.builds(ResidentSequence, u64, tuples_of(u32), u32, u32, tuples_of(u32), samplings, u32)
 pages = st.builds(ResidentPage, st.binary(min_size=16, max_size=16), u64, tuples_of(residents, 3), tuples_of(seals))

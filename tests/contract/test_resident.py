@@ -6,11 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from common.step import (
-    BlockCopy,
-    ResidentSequence,
-    SealedBlock,
-)
+from common.resident import ResidentSequence
+from common.step import BlockCopy, SealedBlock
 from common.step_executor import StepExecutor
 from tests.contract.session import (
     GREEDY,

@@ -10,14 +10,13 @@ from hypothesis import given
 
 from citybus.executor.v1 import executor_pb2 as pb
 from common import wire
+from common.resident import ResidentPage, ResidentSequence
 from common.step import (
     BlockCopy,
     Draft,
     ExecutorInfo,
     InvalidPlan,
     NewSequence,
-    ResidentPage,
-    ResidentSequence,
     Sampling,
     ScheduledSequence,
     SealedBlock,

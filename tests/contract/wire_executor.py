@@ -17,7 +17,8 @@ from citybus.executor.v1 import executor_pb2_grpc
 from common import wire
 from common.grpc_server import GrpcServer
 from common.metrics import ExecutorMetrics
-from common.step import ExecutorInfo, InvalidPlan, ResidentPage, StaleTerm, StepPlan, StepResult
+from common.resident import ResidentPage
+from common.step import ExecutorInfo, InvalidPlan, StaleTerm, StepPlan, StepResult
 from common.step_executor import StepExecutor
 from executor_svc.server import ExecutorServicer
 

@@ -13,7 +13,8 @@ from citybus.executor.v1 import executor_pb2_grpc
 from common import wire
 from common.grpc_server import GrpcServer
 from common.metrics import ExecutorMetrics
-from common.step import ResidentPage, StepPlan, StepResult
+from common.resident import ResidentPage
+from common.step import StepPlan, StepResult
 from executor_svc.server import ExecutorServicer
 from tests.fakes import INFO, FakeExecutor
 

@@ -33,6 +33,7 @@ def test_describe_says_what_it_was_made_with(make_engine: MakeEngine) -> None:
     info = make_engine(num_blocks=7, block_size=8, max_model_len=100, max_sequences=3, max_step_tokens=50).describe()
     assert (info.model, info.vocab_size, info.max_model_len, info.block_size) == ("tiny", 272, 100, 8)
     assert (info.num_blocks, info.max_sequences, info.max_step_tokens, len(info.epoch)) == (7, 3, 50, 16)
+    assert len(info.tokenizer_digest) == 32
 
 
 def test_every_engine_has_an_epoch_of_its_own(make_engine: MakeEngine) -> None:

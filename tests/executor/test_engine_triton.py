@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 pytest.importorskip("triton")
 
 from common.metrics import ExecutorMetrics
+from common.model_identity import ModelIdentity
 from common.step import Sampling
 from executor_svc.constraints import Constraints
 from executor_svc.engine import Engine, EngineLimits
@@ -34,7 +35,7 @@ def engine(folder: Path, kernels: Kernels, kv_dtype: torch.dtype = torch.float32
     pool = KvPool(spec, num_blocks=32, block_size=4, dtype=kv_dtype, device=cpu)
     metrics = ExecutorMetrics(CollectorRegistry())
     constraints = Constraints(folder, spec.vocab_size, 1)
-    return Engine("tiny", model, pool, kernels, constraints, EngineLimits(64, 8, 64), metrics)
+    return Engine(ModelIdentity("tiny", b""), model, pool, kernels, constraints, EngineLimits(64, 8, 64), metrics)
 
 
 def test_prefill_chunks_and_decodes_draw_the_references_tokens(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from common.errors import CitybusError
 from common.metrics import SchedulerMetrics
-from common.step import ExecutorInfo, ResidentPage, Sampling, StepPlan, StepResult
+from common.resident import ResidentPage
+from common.step import ExecutorInfo, Sampling, StepPlan, StepResult
 from scheduler_svc.config import Config
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.request import Outcome, Request, SequenceUpdate

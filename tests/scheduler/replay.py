@@ -164,7 +164,8 @@ def _text(message: pb.StepPlan | pb.StepResult) -> str:
 
 
 def _info_text(info: ExecutorInfo) -> Event:
-    return {**dataclasses.asdict(info), "epoch": info.epoch.hex()}
+    facts = {name: value for name, value in dataclasses.asdict(info).items() if name != "tokenizer_digest"}
+    return {**facts, "epoch": info.epoch.hex()}
 
 
 def _info(facts: Event) -> ExecutorInfo:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from common.step import ResidentSequence, Sampling
+from common.resident import ResidentSequence
+from common.step import Sampling
 from scheduler_svc.core.adoption import Residency
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.request import FinishReason, Outcome, Request, SequenceUpdate

@@ -49,6 +49,7 @@ class DescribeResponse(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
     MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     epoch: _builtins.bytes
     """Made new at every start of the executor: 16 random bytes. What was resident in another epoch is gone."""
     model: _builtins.str
@@ -65,6 +66,10 @@ class DescribeResponse(_message.Message):
     """Most sequences in a step."""
     max_step_tokens: _builtins.int
     """Most tokens computed in a step."""
+    tokenizer_digest: _builtins.bytes
+    """SHA-256 of the tokenizer.json in the model's folder, 32 bytes. A scheduler whose own is another one opens no session:
+    its token ids are not the model's. Empty: unknown, and nothing is compared.
+    """
     def __init__(
         self,
         *,
@@ -76,10 +81,11 @@ class DescribeResponse(_message.Message):
         num_blocks: _builtins.int = ...,
         max_sequences: _builtins.int = ...,
         max_step_tokens: _builtins.int = ...,
+        tokenizer_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "epoch", b"epoch", "max_model_len", b"max_model_len", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "num_blocks", b"num_blocks", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "epoch", b"epoch", "max_model_len", b"max_model_len", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "model", b"model", "num_blocks", b"num_blocks", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

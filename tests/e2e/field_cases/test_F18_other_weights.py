@@ -1,24 +1,29 @@
 """Other weights under the same name: nothing that was computed with the weights before is ever found again.
 
 There are no adapters here: the executor of one scheduler is restarted over another folder of the same name. Executors
-are real engines behind real servers in the process of the test.
+are real engines behind real servers in the process of the test. One over a folder with another tokenizer is not used.
 """
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
+from citybus import Unavailable
 from common.metrics import ExecutorMetrics
 from executor_svc.config import Config
 from executor_svc.startup import load_engine
+from scheduler_svc.reach import RETRY_S
 from tests.checkpoints import write_tiny
 from tests.contract.wire_executor import Served
-from tests.e2e.field_cases.field import Field, InProcess, scheduler_field
+from tests.e2e.field_cases.field import Field, InProcess, is_serving, scheduler_field
 from tests.e2e.field_cases.link import Link
 from tests.harness import wait_until
 
@@ -60,3 +65,34 @@ def test_F18_replaced_weights_find_nothing_of_the_old_ones(tmp_path: Path) -> No
             with serving(model, link, field):
                 ask(field, cold, model)
     assert cold[first] != cold[second]
+
+
+def waits(field: Field, level: str) -> list[dict[str, Any]]:
+    """What the scheduler has said, at that level, of why it waits."""
+    return [event for event in field.bus.scheduler.events("waiting for the executor") if event["level"] == level]
+
+
+def test_an_executor_of_another_tokenizer_is_not_used(tmp_path: Path) -> None:
+    """It is named once, whatever was waited for before; what is live waits for the right one."""
+    ours = write_tiny(tmp_path / "ours", max_model_len=256)
+    other = write_tiny(tmp_path / "other", max_model_len=256, bos=False)
+    with Link() as link, ExitStack() as stack:
+        with serving(ours, link, None):
+            field = stack.enter_context(scheduler_field(ours, tmp_path / "bus", InProcess(link.address)))
+            reference = field.reference(PROMPT, 12)
+            link.hang()
+            ride = field.start(PROMPT, 12)
+        wait_until(lambda: bool(waits(field, "info")), "the executor is missed", 30)
+        with serving(other, link, None):
+            wait_until(lambda: bool(waits(field, "error")), "the other one is refused", 30)
+            time.sleep(3 * RETRY_S)
+            (refusal,) = waits(field, "error")
+            assert "executor serves other (tokenizer " in refusal["reason"]
+            assert "this scheduler ours (tokenizer " in refusal["reason"]
+            assert "start both with the same model folder" in refusal["reason"]
+            assert not is_serving(field.bus.address)
+            with pytest.raises(Unavailable):
+                field.ask(PROMPT, 12)
+        with serving(ours, link, field):
+            assert ride.read().token_ids == reference
+            field.check()

@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from citybus import CitybusError
 from common.metrics import ExecutorMetrics
-from common.step import ExecutorInfo, ResidentPage, StepPlan, StepResult
+from common.resident import ResidentPage
+from common.step import ExecutorInfo, StepPlan, StepResult
 from executor_svc.config import Config
 from executor_svc.engine import Engine
 from executor_svc.startup import load_engine

@@ -12,7 +12,8 @@ import pytest
 from citybus import Client, Exhausted
 from citybus.v1 import generation_pb2 as pb
 from common import wire
-from common.step import ExecutorInfo, ResidentPage, SampledToken, StepPlan, StepResult
+from common.resident import ResidentPage
+from common.step import ExecutorInfo, SampledToken, StepPlan, StepResult
 from scheduler_svc.executor_client import ExecutorClient
 from tests.checkpoints import write_chain
 from tests.contract.wire_executor import Served

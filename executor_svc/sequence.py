@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import TypeAlias
 
 from common.step import ResidentSequence, Sampling
 from executor_svc.constraints import Constraint
+
+BlockIds: TypeAlias = "array[int]"
+
+
+def block_table(blocks: Iterable[int] = ()) -> BlockIds:
+    """A sequence's blocks, as int64 one after the other, of which a step's tables are copied without a look at them."""
+    return array("q", blocks)
 
 
 @dataclass(slots=True)
@@ -21,7 +30,7 @@ class HeldSequence:
     tokens: list[int]
     num_prompt_tokens: int
     num_computed_tokens: int
-    block_ids: list[int]
+    block_ids: BlockIds
     sampling: Sampling
     num_reused_tokens: int
     constraint: Constraint | None = None
@@ -41,7 +50,7 @@ class HeldSequence:
         computed = self.num_computed_tokens
         tokens = [*self.tokens[:computed], token_id]
         return HeldSequence(
-            sequence_id, tokens, self.num_prompt_tokens, computed, [], self.sampling, self.num_reused_tokens
+            sequence_id, tokens, self.num_prompt_tokens, computed, block_table(), self.sampling, self.num_reused_tokens
         )
 
     def report(self) -> ResidentSequence:
@@ -81,10 +90,15 @@ class Row:
         return [*self.sequence.tokens[self.start : self.end], *self.draft]
 
     @property
+    def num_drawn(self) -> int:
+        """Tokens drawn."""
+        return 1 + len(self.draft) if self.draws else 0
+
+    @property
     def drawn_indexes(self) -> range:
         """Indexes of the generated tokens that are drawn: the next one, and one behind each guess."""
         first = self.sequence.num_generated
-        return range(first, first + 1 + len(self.draft)) if self.draws else range(0)
+        return range(first, first + self.num_drawn)
 
     def num_valid(self, drawn: Sequence[int]) -> int:
         """How many of the tokens drawn count: up to the first that was guessed otherwise, itself included."""
@@ -105,15 +119,7 @@ class Row:
     @property
     def positions_with_logits(self) -> tuple[int, ...]:
         """The scored ones, then those that are drawn from."""
-        return (*self.scored, *range(self.end - len(self.drawn_indexes), self.end))
-
-    def slots(self, block_size: int) -> list[int]:
-        """Where the keys and values of the tokens go."""
-        blocks = self.sequence.block_ids
-        return [
-            blocks[position // block_size] * block_size + position % block_size
-            for position in range(self.start, self.end)
-        ]
+        return (*self.scored, *range(self.end - self.num_drawn, self.end))
 
 
 def has_penalties(sampling: Sampling) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from executor_svc.batch import Batch
+from executor_svc.batch import Batch, to_device
 from executor_svc.kv_pool import KvPool
 from executor_svc.models.rope import inverse_frequencies
 from executor_svc.models.spec import ModelSpec
@@ -21,7 +22,8 @@ class NativeLlama:
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, native: NativeModel) -> None:
         self.spec = spec
         self._native = native
-        self._frequencies = inverse_frequencies(spec)
+        angles = torch.arange(spec.max_model_len)[:, None].float() * inverse_frequencies(spec)
+        self._cos, self._sin = angles.cos(), angles.sin()
         vocabulary = (spec.vocab_size, spec.hidden_size)
         native.set_weight(Weight.EMBEDDING, checkpoint.take("model.embed_tokens.weight", *vocabulary))
         for index in range(spec.num_layers):
@@ -33,15 +35,14 @@ class NativeLlama:
 
     def forward(self, batch: Batch, pool: KvPool) -> torch.Tensor:
         """As `Model.forward`."""
-        angles = batch.positions[:, None].float() * self._frequencies
         inputs = StepInputs(
             token_ids=batch.token_ids,
             slots=batch.slots,
-            cos=angles.cos(),
-            sin=angles.sin(),
+            cos=self._cos.index_select(0, batch.positions),
+            sin=self._sin.index_select(0, batch.positions),
             block_tables=batch.paged.block_tables,
-            lengths=torch.tensor(batch.paged.lengths),
-            query_starts=torch.tensor(batch.paged.query_starts),
+            lengths=to_device(batch.paged.lengths, np.int64, batch.positions.device),
+            query_starts=to_device(batch.paged.query_starts, np.int64, batch.positions.device),
             drawing_rows=batch.drawing_rows,
         )
         return self._native.forward(inputs, pool.pools)

@@ -9,13 +9,13 @@ import torch
 
 from common.step import Sampling
 from executor_svc.batch import build_batch, build_draws
-from executor_svc.sequence import HeldSequence, Row
+from executor_svc.sequence import HeldSequence, Row, block_table
 
 CPU = torch.device("cpu")
 
 
 def row(tokens: list[int], start: int, end: int, blocks: list[int], prompt: int = 1, seed: int = 0) -> Row:
-    held = HeldSequence(1, tokens, prompt, start, blocks, Sampling(0.5, 0.9, 3, 0.1, seed), 0)
+    held = HeldSequence(1, tokens, prompt, start, block_table(blocks), Sampling(0.5, 0.9, 3, 0.1, seed), 0)
     return Row(held, start, end, draws=end == len(tokens))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -39,23 +38,30 @@ def build_batch(rows: Sequence[Row], block_size: int, device: torch.device) -> B
     def column(values: ArrayLike) -> torch.Tensor:
         return to_device(values, np.int64, device)
 
-    counts = [row.num_tokens for row in rows]
-    starts = list(accumulate(counts, initial=0))
-    lengths = [row.end for row in rows]
     token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
     drawing_rows: list[int] = []
-    for row, start in zip(rows, starts, strict=False):
-        token_ids += row.token_ids
-        drawing_rows += [start + position - row.start for position in row.positions_with_logits]
-    tables = _tables([row.sequence.block_ids for row in rows])
-    positions = np.arange(len(token_ids)) + np.repeat(np.subtract(lengths, starts[1:]), counts)
-    blocks = tables[np.repeat(np.arange(len(rows)), counts), positions // block_size]
+    starts = [0]
+    for row in rows:
+        token_ids += row.sequence.tokens[row.start : row.end]
+        token_ids += row.draft
+        positions += range(row.start, row.end)
+        slots += row.slots(block_size)
+        end, scored = len(positions), row.scored
+        drawing_rows += range(end + scored.start - row.end, end + scored.stop - row.end)
+        drawing_rows += range(end - row.num_drawn, end)
+        starts.append(end)
     return Batch(
         token_ids=column(token_ids),
         positions=column(positions),
-        slots=column(blocks * block_size + positions % block_size),
+        slots=column(slots),
         drawing_rows=column(drawing_rows),
-        paged=PagedBatch(column(tables), lengths, starts),
+        paged=PagedBatch(
+            block_tables=column(_tables([row.sequence.block_ids for row in rows])),
+            lengths=[row.end for row in rows],
+            query_starts=starts,
+        ),
     )
 
 

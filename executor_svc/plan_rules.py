@@ -165,19 +165,20 @@ def _check_sizes(spans: list[_Span], info: ExecutorInfo, num_draft_tokens: int) 
 def _check_blocks(spans: list[_Span], info: ExecutorInfo, holders: Mapping[int, int], freed: Mapping[int, int]) -> None:
     """A block that is written belongs to its row alone, but for new sequences that share what the step makes full."""
     size = info.block_size
-    added = Counter(block for span in spans for block in span.added)
-    sharers = Counter(block for span in spans if span.is_new for block in span.blocks[: span.start // size])
-    for span in spans:
-        if span.added:
-            name = f"sequence {span.sequence_id}"
-            _require_distinct(span.blocks, f"{name} names block {{}} twice")
-            outside = [block for block in span.added if not 0 <= block < info.num_blocks]
-            _require(not outside, f"{name} has block {outside[:1]}, which is outside the pool")
-        for index in range(span.start // size, len(span.blocks)):
-            block = span.blocks[index]
+    growing = [span for span in spans if span.added]
+    for span in growing:
+        name = f"sequence {span.sequence_id}"
+        _require_distinct(span.blocks, f"{name} names block {{}} twice")
+        outside = [block for block in span.added if not 0 <= block < info.num_blocks]
+        _require(not outside, f"{name} has block {outside[:1]}, which is outside the pool")
+    added = Counter(block for span in growing for block in span.added)
+    sharers = Counter(block for span in growing if span.is_new for block in span.blocks[: span.start // size])
+    for sequence_id, start, end, _, blocks, _, _ in spans:
+        for index in range(start // size, len(blocks)):
+            block = blocks[index]
             held = holders.get(block, 0) - freed.get(block, 0) + added.get(block, 0)
-            if held != 1 + (sharers[block] if index < span.end // size else 0):
-                raise InvalidPlan(f"sequence {span.sequence_id} writes block {block}, which is shared")
+            if held != 1 + (sharers[block] if index < end // size else 0):
+                raise InvalidPlan(f"sequence {sequence_id} writes block {block}, which is shared")
 
 
 def _check_copies(plan: StepPlan, info: ExecutorInfo, holders: Mapping[int, int], freed: Mapping[int, int]) -> None:

@@ -66,7 +66,7 @@ class HeldSequence:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
     """Tokens `start` to `end` - 1 of a sequence, computed in one step; `draws` where no known token is left after.
 
@@ -85,11 +85,6 @@ class Row:
         return self.end - self.start
 
     @property
-    def token_ids(self) -> list[int]:
-        """The tokens computed."""
-        return [*self.sequence.tokens[self.start : self.end], *self.draft]
-
-    @property
     def num_drawn(self) -> int:
         """Tokens drawn."""
         return 1 + len(self.draft) if self.draws else 0
@@ -98,7 +93,7 @@ class Row:
     def drawn_indexes(self) -> range:
         """Indexes of the generated tokens that are drawn: the next one, and one behind each guess."""
         first = self.sequence.num_generated
-        return range(first, first + self.num_drawn)
+        return range(first, first + 1 + len(self.draft)) if self.draws else range(0)
 
     def num_valid(self, drawn: Sequence[int]) -> int:
         """How many of the tokens drawn count: up to the first that was guessed otherwise, itself included."""
@@ -116,10 +111,13 @@ class Row:
         stop = last_of_prompt if sampling.num_logprobs is None else len(held.tokens) - 1
         return range(first, max(first, min(self.end, stop)))
 
-    @property
-    def positions_with_logits(self) -> tuple[int, ...]:
-        """The scored ones, then those that are drawn from."""
-        return (*self.scored, *range(self.end - self.num_drawn, self.end))
+    def slots(self, block_size: int) -> list[int]:
+        """Where the keys and values of the tokens go."""
+        blocks = self.sequence.block_ids
+        return [
+            blocks[position // block_size] * block_size + position % block_size
+            for position in range(self.start, self.end)
+        ]
 
 
 def has_penalties(sampling: Sampling) -> bool:

@@ -151,15 +151,15 @@ def _check_sizes(spans: list[_Span], info: ExecutorInfo, num_draft_tokens: int) 
     _require(len(spans) <= info.max_sequences, f"{len(spans)} rows are more than {info.max_sequences}")
     total = sum(span.end - span.start for span in spans) + num_draft_tokens
     _require(total <= info.max_step_tokens, f"{total} tokens are more than {info.max_step_tokens}")
-    for span in spans:
-        needed = -(-span.end // info.block_size)
-        if span.start < span.end <= span.known <= info.max_model_len and len(span.blocks) == needed:
+    for sequence_id, start, end, known, blocks, _, _ in spans:
+        needed = -(-end // info.block_size)
+        if start < end <= known <= info.max_model_len and len(blocks) == needed:
             continue  # the usual case, for which no problem is put into words
-        name = f"sequence {span.sequence_id}"
-        _require(span.end > span.start, f"{name} computes nothing")
-        _require(span.end <= span.known, f"{name} computes {span.end} tokens and {span.known} are known")
-        _require(span.known <= info.max_model_len, f"{name} is longer than {info.max_model_len} tokens")
-        raise InvalidPlan(f"{name} has {len(span.blocks)} blocks and needs {needed}")
+        name = f"sequence {sequence_id}"
+        _require(end > start, f"{name} computes nothing")
+        _require(end <= known, f"{name} computes {end} tokens and {known} are known")
+        _require(known <= info.max_model_len, f"{name} is longer than {info.max_model_len} tokens")
+        raise InvalidPlan(f"{name} has {len(blocks)} blocks and needs {needed}")
 
 
 def _check_blocks(spans: list[_Span], info: ExecutorInfo, holders: Mapping[int, int], freed: Mapping[int, int]) -> None:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from common.step import ResidentSequence, Sampling
 from executor_svc.constraints import Constraint
@@ -66,11 +66,11 @@ class HeldSequence:
         )
 
 
-@dataclass(slots=True)
-class Row:
+class Row(NamedTuple):
     """Tokens `start` to `end` - 1 of a sequence, computed in one step; `draws` where no known token is left after.
 
-    The last of them may be a `draft`: guesses at what is drawn from the tokens before.
+    The last of them may be a `draft`: guesses at what is drawn from the tokens before. A tuple, as there is one for
+    every row of every step.
     """
 
     sequence: HeldSequence

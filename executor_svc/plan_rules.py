@@ -37,7 +37,7 @@ class _Span(NamedTuple):
     known: int
     blocks: Sequence[int]
     added: tuple[int, ...]
-    is_new: bool
+    is_new: bool = False
 
 
 def check_plan(plan: StepPlan, info: ExecutorInfo, resident: Resident) -> None:
@@ -112,9 +112,7 @@ def _known_span(row: ScheduledSequence, resident: Resident, gone: Set[int]) -> _
         raise InvalidPlan(f"sequence {row.sequence_id} is not resident")
     start = held.num_computed_tokens
     blocks = [*held.block_ids, *row.new_block_ids] if row.new_block_ids else held.block_ids
-    return _Span(
-        row.sequence_id, start, start + row.num_tokens, len(held.tokens), blocks, row.new_block_ids, is_new=False
-    )
+    return _Span(row.sequence_id, start, start + row.num_tokens, len(held.tokens), blocks, row.new_block_ids)
 
 
 def _fork_span(fork: Fork, info: ExecutorInfo, resident: Resident, gone: Set[int]) -> _Span:
@@ -127,7 +125,7 @@ def _fork_span(fork: Fork, info: ExecutorInfo, resident: Resident, gone: Set[int
     _require(0 <= fork.num_kept_blocks <= len(parent.block_ids), f"{name} keeps blocks that its parent does not have")
     start = parent.num_computed_tokens
     blocks = (*parent.block_ids[: fork.num_kept_blocks], *fork.block_ids)
-    return _Span(fork.sequence_id, start, start + 1, start + 1, blocks, blocks, is_new=False)
+    return _Span(fork.sequence_id, start, start + 1, start + 1, blocks, blocks)
 
 
 def _check_drafts(plan: StepPlan, info: ExecutorInfo, resident: Resident, spans: Mapping[int, _Span]) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from executor_svc.batch import Batch, to_device
 from executor_svc.kv_pool import KvPool
-from executor_svc.models.rope import inverse_frequencies
+from executor_svc.models.rope import Rotations
 from executor_svc.models.spec import ModelSpec
 from executor_svc.weights import Checkpoint
 from kernels.cpu.library import NativeModel, Shape, StepInputs, Weight, window_array
@@ -22,8 +22,7 @@ class NativeLlama:
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, native: NativeModel) -> None:
         self.spec = spec
         self._native = native
-        angles = torch.arange(spec.max_model_len)[:, None].float() * inverse_frequencies(spec)
-        self._cos, self._sin = angles.cos(), angles.sin()
+        self._rotations = Rotations(spec)
         vocabulary = (spec.vocab_size, spec.hidden_size)
         native.set_weight(Weight.EMBEDDING, checkpoint.take("model.embed_tokens.weight", *vocabulary))
         for index in range(spec.num_layers):
@@ -35,11 +34,12 @@ class NativeLlama:
 
     def forward(self, batch: Batch, pool: KvPool) -> torch.Tensor:
         """As `Model.forward`."""
+        cos, sin = self._rotations.at(batch.positions, max(batch.paged.lengths))
         inputs = StepInputs(
             token_ids=batch.token_ids,
             slots=batch.slots,
-            cos=self._cos.index_select(0, batch.positions),
-            sin=self._sin.index_select(0, batch.positions),
+            cos=cos,
+            sin=sin,
             block_tables=batch.paged.block_tables,
             lengths=to_device(batch.paged.lengths, np.int64, batch.positions.device),
             query_starts=to_device(batch.paged.query_starts, np.int64, batch.positions.device),

@@ -80,11 +80,6 @@ class Row(NamedTuple):
     draft: tuple[int, ...] = ()
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens computed."""
-        return self.end - self.start
-
-    @property
     def num_drawn(self) -> int:
         """Tokens drawn."""
         return 1 + len(self.draft) if self.draws else 0

@@ -44,14 +44,20 @@ def build_batch(rows: Sequence[Row], block_size: int, device: torch.device) -> B
     drawing_rows: list[int] = []
     starts = [0]
     for row in rows:
-        token_ids += row.sequence.tokens[row.start : row.end]
-        token_ids += row.draft
-        positions += range(row.start, row.end)
-        slots += row.slots(block_size)
-        end, scored = len(positions), row.scored
-        drawing_rows += range(end + scored.start - row.end, end + scored.stop - row.end)
-        drawing_rows += range(end - row.num_drawn, end)
-        starts.append(end)
+        held, first, stop, draws, draft = row
+        if draws and stop - first == 1:  # a decode, as most rows are: it has no draft, and nothing known to score
+            token_ids.append(held.tokens[first])
+            positions.append(first)
+            slots.append(held.block_ids[first // block_size] * block_size + first % block_size)
+            drawing_rows.append(starts[-1])
+        else:
+            token_ids += [*held.tokens[first:stop], *draft]
+            positions += range(first, stop)
+            slots += row.slots(block_size)
+            shift, scored = len(positions) - stop, row.scored
+            drawing_rows += range(shift + scored.start, shift + scored.stop)
+            drawing_rows += range(shift + stop - row.num_drawn, shift + stop)
+        starts.append(len(positions))
     return Batch(
         token_ids=column(token_ids),
         positions=column(positions),

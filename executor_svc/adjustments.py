@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
 
 from common.step import Sampling
@@ -27,8 +28,8 @@ def build_adjustments(rows: Sequence[Row], device: torch.device) -> Adjustments 
     return Adjustments(
         penalties=_penalties([(index, held) for index, held in asking if has_penalties(held.sampling)], device),
         biased=_cells(biased, lambda held: (token_id for token_id, _ in held.sampling.logit_bias), device),
-        biases=to_device(biases, torch.float32, device) if biases else None,
-        restricted=to_device([index for index, _ in restricted], torch.int64, device) if restricted else None,
+        biases=to_device(biases, np.float32, device) if biases else None,
+        restricted=to_device([index for index, _ in restricted], np.int64, device) if restricted else None,
         allowed=_cells(restricted, lambda held: held.sampling.allowed_token_ids, device),
         banned=_cells(asking, banned_tokens, device),
     )
@@ -54,7 +55,7 @@ def _cells(asking: _Rows, ids_of: Callable[[HeldSequence], Iterable[int]], devic
         rows += [index] * (len(token_ids) - len(rows))
     if not rows:
         return None
-    return Cells(to_device(rows, torch.int64, device), to_device(token_ids, torch.int64, device))
+    return Cells(to_device(rows, np.int64, device), to_device(token_ids, np.int64, device))
 
 
 def _penalties(asking: _Rows, device: torch.device) -> Penalties | None:
@@ -76,10 +77,10 @@ def _penalties(asking: _Rows, device: torch.device) -> Penalties | None:
         return None
 
     def column(values: Sequence[int]) -> torch.Tensor:
-        return to_device(values, torch.int64, device)
+        return to_device(values, np.int64, device)
 
     def numbers(values: Sequence[float]) -> torch.Tensor:
-        return to_device(values, torch.float32, device)
+        return to_device(values, np.float32, device)
 
     return Penalties(
         rows=column(rows),

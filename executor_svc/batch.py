@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
 from executor_svc.constraints import PATIENCE_S
-from executor_svc.sequence import Row
+from executor_svc.sequence import BlockIds, Row
 from kernels.paged_attention import PagedBatch
 from kernels.sample_tokens import Draws
 
@@ -35,60 +35,73 @@ class Batch:
 def build_batch(rows: Sequence[Row], block_size: int, device: torch.device) -> Batch:
     """The inputs of a forward pass over `rows`."""
 
-    def column(values: list[int]) -> torch.Tensor:
-        return to_device(values, torch.int64, device)
+    def column(values: ArrayLike) -> torch.Tensor:
+        return to_device(values, np.int64, device)
 
-    starts = list(accumulate((row.num_tokens for row in rows), initial=0))
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    drawing_rows: list[int] = []
+    starts = [0]
+    for row in rows:
+        held, first, stop, draws, draft = row
+        if draws and stop - first == 1:  # a decode, as most rows are: it has no draft, and nothing known to score
+            token_ids.append(held.tokens[first])
+            positions.append(first)
+            slots.append(held.block_ids[first // block_size] * block_size + first % block_size)
+            drawing_rows.append(starts[-1])
+        else:
+            token_ids += [*held.tokens[first:stop], *draft]
+            positions += range(first, stop)
+            slots += row.slots(block_size)
+            shift, scored = len(positions) - stop, row.scored
+            drawing_rows += range(shift + scored.start, shift + scored.stop)
+            drawing_rows += range(shift + stop - row.num_drawn, shift + stop)
+        starts.append(len(positions))
     return Batch(
-        token_ids=column([token for row in rows for token in row.token_ids]),
-        positions=column([position for row in rows for position in range(row.start, row.end)]),
-        slots=column([slot for row in rows for slot in row.slots(block_size)]),
-        drawing_rows=column(
-            [
-                end + position - row.end
-                for row, end in zip(rows, starts[1:], strict=True)
-                for position in row.positions_with_logits
-            ]
-        ),
+        token_ids=column(token_ids),
+        positions=column(positions),
+        slots=column(slots),
+        drawing_rows=column(drawing_rows),
         paged=PagedBatch(
-            block_tables=_tables([row.sequence.block_ids for row in rows], device),
+            block_tables=column(_tables([row.sequence.block_ids for row in rows])),
             lengths=[row.end for row in rows],
             query_starts=starts,
         ),
     )
 
 
-def _tables(tables: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
-    """Block tables as int64 [S, longest], the shorter ones filled up with block 0, which is never read for them."""
-    width = max((len(table) for table in tables), default=0)
-    filled = [[*table, *([0] * (width - len(table)))] for table in tables]
-    return to_device(filled, torch.int64, device).view(len(tables), width)
+def _tables(tables: Sequence[BlockIds]) -> NDArray[np.int64]:
+    """Block tables as one [S, longest], the shorter ones filled up with block 0, which is never read for them."""
+    width = max(map(len, tables)) * tables[0].itemsize
+    filled = bytearray().join([table.tobytes().ljust(width, b"\0") for table in tables])
+    return np.frombuffer(filled, np.int64).reshape(len(tables), -1)
 
 
-def to_device(
-    values: Sequence[float] | Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def to_device(values: ArrayLike, dtype: type[np.generic], device: torch.device) -> torch.Tensor:
     """A tensor of `values` on `device`. A GPU copies it from pinned memory when it comes to it: nobody waits."""
-    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    tensor = torch.from_numpy(np.asarray(values, dtype))  # torch reads lists slowly, number by number
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def build_draws(rows: Sequence[Row], device: torch.device) -> Draws:
     """How the tokens of `rows` are drawn: the counter is the index of the generated token."""
-    samplings = [row.sequence.sampling for row in rows for _ in row.drawn_indexes]
+    drawn = [(row.sequence.sampling, index) for row in rows for index in row.drawn_indexes]
+    samplings = [sampling for sampling, _ in drawn]
 
     def numbers(values: list[float]) -> torch.Tensor:
-        return to_device(values, torch.float64, device)
+        return to_device(values, np.float64, device)
 
-    def column(values: list[int]) -> torch.Tensor:
-        return to_device(values, torch.int64, device)
+    def column(values: ArrayLike) -> torch.Tensor:
+        return to_device(values, np.int64, device)
 
     return Draws(
         temperatures=numbers([sampling.temperature for sampling in samplings]),
         top_ks=column([sampling.top_k for sampling in samplings]),
         top_ps=numbers([sampling.top_p for sampling in samplings]),
         min_ps=numbers([sampling.min_p for sampling in samplings]),
-        seeds=column([_signed(sampling.seed) for sampling in samplings]),
-        counters=column([index for row in rows for index in row.drawn_indexes]),
+        seeds=column(np.array([sampling.seed for sampling in samplings], np.uint64).view(np.int64)),
+        counters=column([index for _, index in drawn]),
     )
 
 
@@ -104,9 +117,4 @@ def build_masks(rows: Sequence[Row], device: torch.device) -> tuple[torch.Tensor
     if not known:
         return None
     stacked = torch.from_numpy(np.stack([mask for _, mask in known]).view(np.int32))
-    return to_device([index for index, _ in known], torch.int64, device), stacked.to(device)
-
-
-def _signed(number: int) -> int:
-    """The int64 of the same 64 bits."""
-    return number - 2**64 if number >= 2**63 else number
+    return to_device([index for index, _ in known], np.int64, device), stacked.to(device)

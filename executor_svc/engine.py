@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice, repeat
+from operator import attrgetter
 
+import numpy as np
 import structlog
 import torch
 
@@ -117,7 +119,7 @@ class Engine:
         error = None
         try:
             sampled, known_logprobs = self._compute(plan.copies, rows)
-            of_rows = groupby(sampled, key=lambda token: token.sequence_id)
+            of_rows = groupby(sampled, key=attrgetter("sequence_id"))
             drawn = [[token.token_id for token in tokens] for _, tokens in of_rows]
             self._resident.commit(rows, drawn, plan.sealed)
             failed = tuple(_advance([row.sequence for row in rows if row.draws], drawn))
@@ -153,8 +155,8 @@ class Engine:
         with torch.inference_mode():
             device = self._pool.pools.device
             if copies:
-                sources = to_device([copy.source for copy in copies], torch.int64, device)
-                destinations = to_device([copy.destination for copy in copies], torch.int64, device)
+                sources = to_device([copy.source for copy in copies], np.int64, device)
+                destinations = to_device([copy.destination for copy in copies], np.int64, device)
                 for tensor in self._pool.tensors:
                     self._kernels.copy_blocks(tensor, sources, destinations)
             if not rows:
@@ -187,7 +189,7 @@ class Engine:
 
 def _repeated(rows: Sequence[Row]) -> list[Row]:
     """Each row as often as it draws."""
-    return [row for row in rows for _ in row.drawn_indexes]
+    return [row for row in rows for _ in range(row.num_drawn)]
 
 
 def _sampled(
@@ -209,7 +211,7 @@ def _stop_where_none_is_left(logits: torch.Tensor, drawn: torch.Tensor, rows: Se
 def _valid(rows: Sequence[Row], sampled: Iterator[SampledToken]) -> Iterator[SampledToken]:
     """What `rows` drew, without what lies behind a guess that was wrong."""
     for row in rows:
-        part = list(islice(sampled, len(row.drawn_indexes)))
+        part = list(islice(sampled, row.num_drawn))
         yield from part[: row.num_valid([token.token_id for token in part])]
 
 

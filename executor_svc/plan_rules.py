@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from common.logprobs import MAX_LOGPROBS
 from common.step import HASH_BYTES, ExecutorInfo, Fork, InvalidPlan, NewSequence, Sampling, ScheduledSequence, StepPlan
@@ -24,9 +25,11 @@ class Resident:
     holders: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A row to be: it computes tokens `start` to `end` - 1 of `known`; `added` are those of its blocks it brings."""
+class _Span(NamedTuple):
+    """A row to be: it computes tokens `start` to `end` - 1 of `known`; `added` are those of its blocks it brings.
+
+    A tuple, as there is one for every row of every step.
+    """
 
     sequence_id: int
     start: int
@@ -34,7 +37,7 @@ class _Span:
     known: int
     blocks: Sequence[int]
     added: tuple[int, ...]
-    is_new: bool
+    is_new: bool = False
 
 
 def check_plan(plan: StepPlan, info: ExecutorInfo, resident: Resident) -> None:
@@ -107,12 +110,9 @@ def _known_span(row: ScheduledSequence, resident: Resident, gone: Set[int]) -> _
     held = resident.sequences.get(row.sequence_id)
     if held is None or row.sequence_id in gone:
         raise InvalidPlan(f"sequence {row.sequence_id} is not resident")
-    start, blocks = held.num_computed_tokens, held.block_ids
-    if row.new_block_ids:
-        blocks = [*blocks, *row.new_block_ids]
-    return _Span(
-        row.sequence_id, start, start + row.num_tokens, len(held.tokens), blocks, row.new_block_ids, is_new=False
-    )
+    start = held.num_computed_tokens
+    blocks = [*held.block_ids, *row.new_block_ids] if row.new_block_ids else held.block_ids
+    return _Span(row.sequence_id, start, start + row.num_tokens, len(held.tokens), blocks, row.new_block_ids)
 
 
 def _fork_span(fork: Fork, info: ExecutorInfo, resident: Resident, gone: Set[int]) -> _Span:
@@ -125,7 +125,7 @@ def _fork_span(fork: Fork, info: ExecutorInfo, resident: Resident, gone: Set[int
     _require(0 <= fork.num_kept_blocks <= len(parent.block_ids), f"{name} keeps blocks that its parent does not have")
     start = parent.num_computed_tokens
     blocks = (*parent.block_ids[: fork.num_kept_blocks], *fork.block_ids)
-    return _Span(fork.sequence_id, start, start + 1, start + 1, blocks, blocks, is_new=False)
+    return _Span(fork.sequence_id, start, start + 1, start + 1, blocks, blocks)
 
 
 def _check_drafts(plan: StepPlan, info: ExecutorInfo, resident: Resident, spans: Mapping[int, _Span]) -> None:
@@ -149,31 +149,34 @@ def _check_sizes(spans: list[_Span], info: ExecutorInfo, num_draft_tokens: int) 
     _require(len(spans) <= info.max_sequences, f"{len(spans)} rows are more than {info.max_sequences}")
     total = sum(span.end - span.start for span in spans) + num_draft_tokens
     _require(total <= info.max_step_tokens, f"{total} tokens are more than {info.max_step_tokens}")
-    for span in spans:
-        name = f"sequence {span.sequence_id}"
-        _require(span.end > span.start, f"{name} computes nothing")
-        _require(span.end <= span.known, f"{name} computes {span.end} tokens and {span.known} are known")
-        _require(span.known <= info.max_model_len, f"{name} is longer than {info.max_model_len} tokens")
-        needed = -(-span.end // info.block_size)
-        _require(len(span.blocks) == needed, f"{name} has {len(span.blocks)} blocks and needs {needed}")
+    for sequence_id, start, end, known, blocks, _, _ in spans:
+        needed = -(-end // info.block_size)
+        if start < end <= known <= info.max_model_len and len(blocks) == needed:
+            continue  # the usual case, for which no problem is put into words
+        name = f"sequence {sequence_id}"
+        _require(end > start, f"{name} computes nothing")
+        _require(end <= known, f"{name} computes {end} tokens and {known} are known")
+        _require(known <= info.max_model_len, f"{name} is longer than {info.max_model_len} tokens")
+        raise InvalidPlan(f"{name} has {len(blocks)} blocks and needs {needed}")
 
 
 def _check_blocks(spans: list[_Span], info: ExecutorInfo, holders: Mapping[int, int], freed: Mapping[int, int]) -> None:
     """A block that is written belongs to its row alone, but for new sequences that share what the step makes full."""
     size = info.block_size
-    added = Counter(block for span in spans for block in span.added)
-    sharers = Counter(block for span in spans if span.is_new for block in span.blocks[: span.start // size])
-    for span in spans:
+    growing = [span for span in spans if span.added]
+    for span in growing:
         name = f"sequence {span.sequence_id}"
-        if span.added:
-            _require_distinct(span.blocks, f"{name} names block {{}} twice")
-            outside = [block for block in span.added if not 0 <= block < info.num_blocks]
-            _require(not outside, f"{name} has block {outside[:1]}, which is outside the pool")
-        for index in range(span.start // size, len(span.blocks)):
-            block = span.blocks[index]
-            held = holders.get(block, 0) - freed.get(block, 0) + added[block]
-            shared = held - 1 - (sharers[block] if index < span.end // size else 0)
-            _require(shared == 0, f"{name} writes block {block}, which is shared")
+        _require_distinct(span.blocks, f"{name} names block {{}} twice")
+        outside = [block for block in span.added if not 0 <= block < info.num_blocks]
+        _require(not outside, f"{name} has block {outside[:1]}, which is outside the pool")
+    added = Counter(block for span in growing for block in span.added)
+    sharers = Counter(block for span in growing if span.is_new for block in span.blocks[: span.start // size])
+    for sequence_id, start, end, _, blocks, _, _ in spans:
+        for index in range(start // size, len(blocks)):
+            block = blocks[index]
+            held = holders.get(block, 0) - freed.get(block, 0) + added.get(block, 0)
+            if held != 1 + (sharers[block] if index < end // size else 0):
+                raise InvalidPlan(f"sequence {sequence_id} writes block {block}, which is shared")
 
 
 def _check_copies(plan: StepPlan, info: ExecutorInfo, holders: Mapping[int, int], freed: Mapping[int, int]) -> None:

@@ -9,7 +9,7 @@ from itertools import chain
 from common.resident import ResidentPage
 from common.step import ExecutorInfo, Fork, SealedBlock, StepPlan
 from executor_svc import plan_rules
-from executor_svc.sequence import HeldSequence, Row
+from executor_svc.sequence import HeldSequence, Row, block_table
 
 
 class ResidentTable:
@@ -49,7 +49,7 @@ class ResidentTable:
                 list(new.token_ids),
                 new.num_prompt_tokens,
                 new.num_computed_tokens,
-                [],
+                block_table(),
                 new.sampling,
                 new.num_computed_tokens,
             )
@@ -99,8 +99,9 @@ class ResidentTable:
         return parent.fork(fork.sequence_id, fork.token_id), table
 
     def _row(self, held: HeldSequence, num_tokens: int, blocks: Sequence[int], draft: tuple[int, ...] = ()) -> Row:
-        held.block_ids.extend(blocks)
-        self._holders.update(blocks)
+        if blocks:
+            held.block_ids.extend(blocks)
+            self._holders.update(blocks)
         start = held.num_computed_tokens
         end = start + num_tokens
         for block in held.block_ids[start // self._info.block_size :]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from common.logprobs import KnownLogprobs, TokenLogprobs
@@ -26,12 +27,12 @@ def split_logits(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tenso
 
     The former may be changed and leave the latter as they are, which are many and not copied.
     """
-    is_drawn = [drawn for row in rows for drawn in (*[False] * len(row.scored), *[True] * len(row.drawn_indexes))]
-    if all(is_drawn):
+    if not any(row.scored for row in rows):
         return logits, []
+    is_drawn = [drawn for row in rows for drawn in (*[False] * len(row.scored), *[True] * row.num_drawn)]
     drawn = [index for index, is_so in enumerate(is_drawn) if is_so]
     known = [index for index, is_so in enumerate(is_drawn) if not is_so]
-    return logits[to_device(drawn, torch.int64, logits.device)], known
+    return logits[to_device(drawn, np.int64, logits.device)], known
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Asking:
 def asking_rows(logits: torch.Tensor, rows: Sequence[Row]) -> Asking:
     """Those of `rows`, whose logits are `logits` [rows, vocab_size] and may be changed afterwards."""
     indexes = [index for index, row in enumerate(rows) if row.sequence.sampling.num_logprobs is not None]
-    return Asking(indexes, logits[to_device(indexes, torch.int64, logits.device)] if indexes else logits[:0])
+    return Asking(indexes, logits[to_device(indexes, np.int64, logits.device)] if indexes else logits)
 
 
 def score_drawn(asking: Asking, rows: Sequence[Row], token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
@@ -60,6 +61,8 @@ def score_drawn(asking: Asking, rows: Sequence[Row], token_ids: Sequence[int]) -
 def score_known(logits: torch.Tensor, indexes: Sequence[int], rows: Sequence[Row]) -> tuple[KnownLogprobs, ...]:
     """Of the known tokens that follow what `rows` compute; of `logits` [N, vocab_size], `indexes` are their scored
     positions, one row after the other."""
+    if not indexes:
+        return ()
     parts = [part for row in rows if row.scored for part in _parts(row)]
     wanted = [
         _Wanted(token_id, part.num_top)
@@ -96,8 +99,8 @@ def _parts(row: Row) -> list[_Part]:
 def _score(logits: torch.Tensor, indexes: Sequence[int], wanted: Sequence[_Wanted]) -> list[TokenLogprobs]:
     if not wanted:
         return []
-    token_ids = to_device([each.token_id for each in wanted], torch.int64, logits.device)
-    rows = to_device(indexes, torch.int64, logits.device)
+    token_ids = to_device([each.token_id for each in wanted], np.int64, logits.device)
+    rows = to_device(indexes, np.int64, logits.device)
     found = token_logprobs(logits, rows, token_ids, max(each.num_top for each in wanted))
     columns = (found.logprobs, found.ranks, found.top_ids, found.top_logprobs)
     return [

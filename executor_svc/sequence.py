@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import NamedTuple, TypeAlias
 
 from common.resident import ResidentSequence
 from common.step import Sampling
 from executor_svc.constraints import Constraint
 from kernels.sample_tokens import GREEDY_BELOW
+
+BlockIds: TypeAlias = "array[int]"
+
+
+def block_table(blocks: Iterable[int] = ()) -> BlockIds:
+    """A sequence's blocks, as int64 one after the other, of which a step's tables are copied without a look at them."""
+    return array("q", blocks)
 
 
 @dataclass(slots=True)
@@ -23,7 +32,7 @@ class HeldSequence:
     tokens: list[int]
     num_prompt_tokens: int
     num_computed_tokens: int
-    block_ids: list[int]
+    block_ids: BlockIds
     sampling: Sampling
     num_reused_tokens: int
     constraint: Constraint | None = None
@@ -46,7 +55,7 @@ class HeldSequence:
         computed = self.num_computed_tokens
         tokens = [*self.tokens[:computed], token_id]
         return HeldSequence(
-            sequence_id, tokens, self.num_prompt_tokens, computed, [], self.sampling, self.num_reused_tokens
+            sequence_id, tokens, self.num_prompt_tokens, computed, block_table(), self.sampling, self.num_reused_tokens
         )
 
     def report(self) -> ResidentSequence:
@@ -62,11 +71,11 @@ class HeldSequence:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """Tokens `start` to `end` - 1 of a sequence, computed in one step; `draws` where no known token is left after.
 
-    The last of them may be a `draft`: guesses at what is drawn from the tokens before.
+    The last of them may be a `draft`: guesses at what is drawn from the tokens before. A tuple, as there is one for
+    every row of every step.
     """
 
     sequence: HeldSequence
@@ -76,14 +85,9 @@ class Row:
     draft: tuple[int, ...] = ()
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens computed."""
-        return self.end - self.start
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The tokens computed."""
-        return [*self.sequence.tokens[self.start : self.end], *self.draft]
+    def num_drawn(self) -> int:
+        """Tokens drawn."""
+        return 1 + len(self.draft) if self.draws else 0
 
     @property
     def drawn_indexes(self) -> range:
@@ -106,11 +110,6 @@ class Row:
         first = self.start if sampling.num_prompt_logprobs is not None else max(self.start, last_of_prompt)
         stop = last_of_prompt if sampling.num_logprobs is None else len(held.tokens) - 1
         return range(first, max(first, min(self.end, stop)))
-
-    @property
-    def positions_with_logits(self) -> tuple[int, ...]:
-        """The scored ones, then those that are drawn from."""
-        return (*self.scored, *range(self.end - len(self.drawn_indexes), self.end))
 
     def slots(self, block_size: int) -> list[int]:
         """Where the keys and values of the tokens go."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from executor_svc.batch import Batch
+from executor_svc.batch import Batch, to_device
 from executor_svc.kv_pool import KvPool
-from executor_svc.models.rope import inverse_frequencies
+from executor_svc.models.rope import Rotations
 from executor_svc.models.spec import ModelSpec
 from executor_svc.weights import Checkpoint
 from kernels.cpu.library import NativeModel, Shape, StepInputs, Weight, window_array
@@ -21,7 +22,7 @@ class NativeLlama:
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, native: NativeModel) -> None:
         self.spec = spec
         self._native = native
-        self._frequencies = inverse_frequencies(spec)
+        self._rotations = Rotations(spec)
         vocabulary = (spec.vocab_size, spec.hidden_size)
         native.set_weight(Weight.EMBEDDING, checkpoint.take("model.embed_tokens.weight", *vocabulary))
         for index in range(spec.num_layers):
@@ -40,15 +41,15 @@ class NativeLlama:
         return self._native.likeliest(self._inputs(batch), pool.pools)
 
     def _inputs(self, batch: Batch) -> StepInputs:
-        angles = batch.positions[:, None].float() * self._frequencies
+        cos, sin = self._rotations.at(batch.positions, max(batch.paged.lengths))
         return StepInputs(
             token_ids=batch.token_ids,
             slots=batch.slots,
-            cos=angles.cos(),
-            sin=angles.sin(),
+            cos=cos,
+            sin=sin,
             block_tables=batch.paged.block_tables,
-            lengths=torch.tensor(batch.paged.lengths),
-            query_starts=torch.tensor(batch.paged.query_starts),
+            lengths=to_device(batch.paged.lengths, np.int64, batch.positions.device),
+            query_starts=to_device(batch.paged.query_starts, np.int64, batch.positions.device),
             drawing_rows=batch.drawing_rows,
         )
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from common.step import Sampling
 from executor_svc.batch import build_batch, build_draws
-from executor_svc.sequence import HeldSequence, Row
+from executor_svc.sequence import HeldSequence, Row, block_table
 
 CPU = torch.device("cpu")
 
 
 def row(tokens: list[int], start: int, end: int, blocks: list[int], prompt: int = 1, seed: int = 0) -> Row:
-    held = HeldSequence(1, tokens, prompt, start, blocks, Sampling(0.5, 0.9, 3, 0.1, seed), 0)
+    held = HeldSequence(1, tokens, prompt, start, block_table(blocks), Sampling(0.5, 0.9, 3, 0.1, seed), 0)
     return Row(held, start, end, draws=end == len(tokens))
 
 
@@ -46,7 +44,7 @@ def test_draws_count_generated_tokens_and_keep_the_bits_of_the_seed() -> None:
 
 
 def test_a_draft_is_computed_behind_the_known_tokens_and_drawn_at() -> None:
-    guessed = replace(row([10, 11, 12, 13], 3, 4, [7, 3], prompt=2, seed=9), end=7, draft=(50, 51, 52))
+    guessed = row([10, 11, 12, 13], 3, 4, [7, 3], prompt=2, seed=9)._replace(end=7, draft=(50, 51, 52))
     batch = build_batch([row([20, 21, 22], 1, 2, [5]), guessed, row([30, 31], 1, 2, [6])], 4, CPU)
     assert batch.token_ids.tolist() == [21, 13, 50, 51, 52, 31]
     assert batch.positions.tolist() == [1, 3, 4, 5, 6, 1]
@@ -64,7 +62,7 @@ def test_a_draft_is_computed_behind_the_known_tokens_and_drawn_at() -> None:
     [([1, 2, 3], 1), ([5, 2, 3], 2), ([5, 6, 3], 3), ([5, 6, 5], 3), ([1, 6, 3], 1)],
 )
 def test_what_is_drawn_behind_a_wrong_guess_does_not_count(drawn: list[int], count: int) -> None:
-    assert replace(row([10], 0, 1, [0]), end=3, draft=(5, 6)).num_valid(drawn) == count
+    assert row([10], 0, 1, [0])._replace(end=3, draft=(5, 6)).num_valid(drawn) == count
     assert row([10], 0, 1, [0]).num_valid(drawn[:1]) == 1
 
 

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, MistralConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from common.errors import StartupError
-from executor_svc.models.rope import inverse_frequencies
+from executor_svc.models.rope import Rotations, inverse_frequencies
 from executor_svc.models.spec import ModelSpec
 from tests.executor.conftest import MakeEngine
 
@@ -58,6 +58,15 @@ def test_frequencies_are_those_of_transformers(scaling: dict[str, Any] | None) -
     expected = LlamaRotaryEmbedding(config).inv_freq
     spec = ModelSpec.from_hf(LLAMA | {"head_dim": 32, "rope_parameters": rope})
     torch.testing.assert_close(inverse_frequencies(spec), expected, rtol=1e-6, atol=0)
+
+
+def test_rotations_looked_up_are_those_computed_to_the_last_bit() -> None:
+    spec = ModelSpec.from_hf(LLAMA | {"head_dim": 80})
+    rotations = Rotations(spec)
+    for positions in ([0], [2, 1, 0], [500, 3, 499], [7]):
+        angles = torch.tensor(positions)[:, None].float() * inverse_frequencies(spec)
+        cos, sin = rotations.at(torch.tensor(positions), max(positions) + 1)
+        assert torch.equal(cos, angles.cos()) and torch.equal(sin, angles.sin())
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NoReturn
 
 import pytest
-import torch
 
 from common.step_executor import StepExecutor
 from executor_svc.engine import Engine
@@ -35,10 +34,10 @@ def fake_subject() -> Subject:
 
 def engine_subject(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Subject:
     def fail_next() -> None:
-        def forward(*arguments: Any) -> torch.Tensor:
+        def broken(*arguments: object) -> NoReturn:
             monkeypatch.undo()
             raise RuntimeError("it broke")
 
-        monkeypatch.setattr(engine._model, "forward", forward)
+        monkeypatch.setattr("executor_svc.engine.build_batch", broken)
 
     return Subject(engine, fail_next)

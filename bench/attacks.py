@@ -93,6 +93,12 @@ async def large_prompts(address: str, window_s: float, ready: Ready, *, count: i
     await _send(address, window_s, ready, count, pb.GenerateRequest(text="word " * 3_000_000).SerializeToString())
 
 
+async def large_chats(address: str, window_s: float, ready: Ready, *, count: int = 10) -> None:
+    """Conversations as large, in which every character could begin a control token of most models."""
+    chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="<" * 15_000_000)])
+    await _send(address, window_s, ready, count, pb.GenerateRequest(chat=chat).SerializeToString())
+
+
 async def million_messages(address: str, window_s: float, ready: Ready, *, count: int = 10) -> None:
     """Conversations of a million empty messages."""
     chat = pb.ChatPrompt(messages=[pb.ChatMessage()] * 1_000_000)
@@ -123,7 +129,7 @@ ATTACKS: dict[str, Callable[..., Coroutine[Any, Any, object]]] = {
     attack.__name__: attack
     for attack in (
         *(slow_reader, slow_readers, readers, idle_streams, dropped_connections, endless_prompt),
-        *(large_prompts, million_messages, billion_answers, pings),
+        *(large_prompts, large_chats, million_messages, billion_answers, pings),
     )
 }
 

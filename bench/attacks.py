@@ -1,7 +1,7 @@
 """What hostile clients do to a server: `python -m bench.attacks NAME ADDRESS WINDOW_S`.
 
-Each attack says "ready" once it is set up, and goes on for the window, or until it is stopped. None needs more than a
-connection: no key, no model, no cleverness.
+Each attack says "ready" once it is set up, and goes on for the window, or until it is stopped; its process stays until
+its input ends, so that its CPU time can be read. None needs more than a connection: no key, no model, no cleverness.
 """
 
 from __future__ import annotations
@@ -23,17 +23,33 @@ SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS, DATA, HEADERS, PING = 4, 0, 1, 6
 MAX_FRAME_BYTES = 16_384
+LONGEST = pb.StopParams(ignore_eos=True)
 GB = 10**9
 
 Ready = Callable[[], None]
 
 
+async def slow_reader(address: str, window_s: float, ready: Ready) -> None:
+    """One of `slow_readers`."""
+    await slow_readers(address, window_s, ready, count=1)
+
+
 async def slow_readers(address: str, window_s: float, ready: Ready, *, count: int = 16) -> None:
     """Answers as long as the model allows, of which nothing is read."""
-    with _calls(address, count, pb.StopParams(ignore_eos=True), channels=1) as calls:
+    with _calls(address, count, LONGEST, channels=1) as calls:
         await asyncio.gather(*(call.initial_metadata() for call in calls))
         ready()
         await asyncio.sleep(window_s)
+
+
+async def readers(address: str, window_s: float, ready: Ready, *, count: int = 16) -> None:
+    """No attack, but what slow readers are to be compared with: the same answers, read as they come."""
+    with _calls(address, count, LONGEST, channels=1) as calls:
+        await asyncio.gather(*(call.initial_metadata() for call in calls))
+        ready()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(window_s):
+                await asyncio.gather(*map(_read, calls))
 
 
 async def idle_streams(address: str, window_s: float, ready: Ready, *, count: int = 1_000) -> None:
@@ -77,6 +93,12 @@ async def large_prompts(address: str, window_s: float, ready: Ready, *, count: i
     await _send(address, window_s, ready, count, pb.GenerateRequest(text="word " * 3_000_000).SerializeToString())
 
 
+async def large_chats(address: str, window_s: float, ready: Ready, *, count: int = 10) -> None:
+    """Conversations as large, in which every character could begin a control token of most models."""
+    chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="<" * 15_000_000)])
+    await _send(address, window_s, ready, count, pb.GenerateRequest(chat=chat).SerializeToString())
+
+
 async def million_messages(address: str, window_s: float, ready: Ready, *, count: int = 10) -> None:
     """Conversations of a million empty messages."""
     chat = pb.ChatPrompt(messages=[pb.ChatMessage()] * 1_000_000)
@@ -106,8 +128,8 @@ async def pings(address: str, window_s: float, ready: Ready, *, count: int = 100
 ATTACKS: dict[str, Callable[..., Coroutine[Any, Any, object]]] = {
     attack.__name__: attack
     for attack in (
-        *(slow_readers, idle_streams, dropped_connections, endless_prompt),
-        *(large_prompts, million_messages, billion_answers, pings),
+        *(slow_reader, slow_readers, readers, idle_streams, dropped_connections, endless_prompt),
+        *(large_prompts, large_chats, million_messages, billion_answers, pings),
     )
 }
 
@@ -136,8 +158,13 @@ async def _send(address: str, window_s: float, ready: Ready, count: int, request
         async with _paced(count, window_s) as turns:
             async for _ in turns:
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    async for _ in method(request):
-                        pass
+                    await _read(method(request))
+
+
+async def _read(call: Any) -> None:
+    """All that comes."""
+    async for _ in call:
+        pass
 
 
 @asynccontextmanager
@@ -196,3 +223,4 @@ def _headers() -> bytes:
 if __name__ == "__main__":
     name, target, seconds = sys.argv[1:]
     asyncio.run(ATTACKS[name](target, float(seconds), lambda: print("ready", flush=True)))
+    sys.stdin.read()

@@ -1,13 +1,17 @@
 """What do hostile clients cost the others? A canary's time between tokens and the server's memory, with and without.
 
     python -m bench.hostile --model FOLDER
+    python -m bench.hostile --model FOLDER --step-ms 45
     python -m bench.hostile --model FOLDER --rounds 9 --window 10 --attacks idle_streams,endless_prompt
 
 Starts an executor and a scheduler. In every round, each attack of `bench.attacks` is in turn absent and present, the
 other way round in every second round; it runs in a process of its own. Meanwhile a canary reads one stream: the gap
-between two tokens is its measure. Prints JSON: for each attack the medians of the gaps (ms), the median of the ratios
-of its rounds with the least and the most, and the memory (resident, MB) of both processes before all, at most during
-the attack, and in the end. Linux.
+between two tokens is its measure. With `--step-ms`, the executor computes nothing and takes that time for a step, as
+one does that shares no core with the attackers: what is left is what the scheduler lets them do to others.
+
+Prints JSON: for each attack the medians of the gaps (ms), the median of the ratios of its rounds with the least and the
+most, the cores that each process takes (medians), and the memory (resident, MB) of both services before all, at most
+during the attack, and in the end. Linux.
 """
 
 from __future__ import annotations
@@ -20,35 +24,45 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.attacks import ATTACKS
-from bench.processes import START_S, free_address
+from bench.processes import START_S, cpu_s, free_address, running
 from citybus import AsyncClient
-from citybus.processes import child_command
 
 READ_MEMORY_S = 0.05
+SEATS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Mean seconds between two tokens of the canary, and the cores that each process took meanwhile."""
+
+    gap_s: float
+    cores: dict[str, float]
 
 
 @dataclass(slots=True)
 class Found:
-    """What one attack did: gaps between tokens of the canary by round, in seconds, and the most memory, in bytes."""
+    """What one attack did, by round, and the most memory, in bytes."""
 
-    quiet: list[float] = field(default_factory=list)
-    attacked: list[float] = field(default_factory=list)
+    quiet: list[Measured] = field(default_factory=list)
+    attacked: list[Measured] = field(default_factory=list)
     most_bytes: dict[str, int] = field(default_factory=dict)
 
     def report(self) -> dict[str, object]:
         """As printed."""
-        ratios = [attacked / quiet for quiet, attacked in zip(self.quiet, self.attacked, strict=True)]
+        ratios = [attacked.gap_s / quiet.gap_s for quiet, attacked in zip(self.quiet, self.attacked, strict=True)]
         return {
-            "gap without, ms": round(1000 * statistics.median(self.quiet), 3),
-            "gap with, ms": round(1000 * statistics.median(self.attacked), 3),
+            "gap without, ms": _median_ms(self.quiet),
+            "gap with, ms": _median_ms(self.attacked),
             "ratio": round(statistics.median(ratios), 3),
             "ratio, least and most": [round(min(ratios), 3), round(max(ratios), 3)],
+            "cores without": _median_cores(self.quiet),
+            "cores with": _median_cores(self.attacked),
             "most memory during it, MB": _megabytes(self.most_bytes),
         }
 
@@ -58,19 +72,19 @@ class Target:
 
     def __init__(self, address: str, pids: dict[str, int]) -> None:
         self.address = address
-        self._pids = pids
+        self.pids = pids
 
     def memory(self) -> dict[str, int]:
         """Resident bytes of each process."""
-        return {name: _resident_bytes(pid) for name, pid in self._pids.items()}
+        return {name: _resident_bytes(pid) for name, pid in self.pids.items()}
 
 
 async def run(options: argparse.Namespace) -> dict[str, object]:
     """The report."""
     found = {name: Found() for name in options.attacks.split(",")}
-    async with serving(options.model) as target, AsyncClient(target.address) as client:
+    async with serving(options.model, options.step_ms) as target, AsyncClient(target.address) as client:
         await client.wait_ready(START_S)
-        await gap(client, options.window)
+        await measured(client, options.window, target.pids)
         before = target.memory()
         for number in range(options.rounds):
             for name, each in found.items():
@@ -78,7 +92,7 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
                     if attacked:
                         each.attacked.append(await _attacked(client, target, name, options.window, each.most_bytes))
                     else:
-                        each.quiet.append(await gap(client, options.window))
+                        each.quiet.append(await measured(client, options.window, target.pids))
         after = target.memory()
     return {
         "rounds": options.rounds,
@@ -87,6 +101,14 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
         "memory after, MB": _megabytes(after),
         "attacks": {name: each.report() for name, each in found.items()},
     }
+
+
+async def measured(client: AsyncClient, window_s: float, pids: dict[str, int]) -> Measured:
+    """The canary's gap, and the cores of these processes while it was measured."""
+    before, started = {name: cpu_s(pid) for name, pid in pids.items()}, time.perf_counter()
+    gap_s = await gap(client, window_s)
+    lasted = time.perf_counter() - started
+    return Measured(gap_s, {name: (cpu_s(pid) - before[name]) / lasted for name, pid in pids.items()})
 
 
 async def gap(client: AsyncClient, window_s: float) -> float:
@@ -106,11 +128,11 @@ async def gap(client: AsyncClient, window_s: float) -> float:
     return gaps / max(tokens, 1)
 
 
-async def _attacked(client: AsyncClient, target: Target, name: str, window_s: float, most: dict[str, int]) -> float:
-    async with attack(name, target.address, window_s):
+async def _attacked(client: AsyncClient, target: Target, name: str, window_s: float, most: dict[str, int]) -> Measured:
+    async with attack(name, target.address, window_s) as attacker:
         watch = asyncio.create_task(_watch(target, most))
         try:
-            return await gap(client, window_s)
+            return await measured(client, window_s, target.pids | {"attacker": attacker})
         finally:
             watch.cancel()
 
@@ -123,37 +145,15 @@ async def _watch(target: Target, most: dict[str, int]) -> None:
 
 
 @asynccontextmanager
-async def attack(name: str, address: str, window_s: float) -> AsyncIterator[None]:
-    """The attack, once it is ready; it does not outlive the block."""
+async def attack(name: str, address: str, window_s: float) -> AsyncIterator[int]:
+    """The process id of the attack, once it is ready; it does not outlive the block."""
     command = [sys.executable, "-m", "bench.attacks", name, address, str(window_s)]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     try:
         assert process.stdout is not None
         if await asyncio.wait_for(process.stdout.readline(), START_S) != b"ready\n":
             raise RuntimeError(f"the attack {name} could not begin")
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
-@asynccontextmanager
-async def serving(model: Path) -> AsyncIterator[Target]:
-    """An executor and a scheduler for it."""
-    addresses = [free_address() for _ in range(2)]
-    common = ("--model", str(model), "--log-level", "warning")
-    executor = ("executor_svc", *common, "--listen", addresses[0])
-    scheduler = ("scheduler_svc", *common, "--listen", addresses[1], "--executor", addresses[0])
-    async with _process(*executor) as first, _process(*scheduler, "--admin-listen", "127.0.0.1:0") as second:
-        yield Target(addresses[1], {"executor": first, "scheduler": second})
-
-
-@asynccontextmanager
-async def _process(*module: str) -> AsyncIterator[int]:
-    """A service; gives its process id."""
-    process = await asyncio.create_subprocess_exec(*child_command(list(module)))
-    try:
         yield process.pid
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -161,9 +161,35 @@ async def _process(*module: str) -> AsyncIterator[int]:
         await process.wait()
 
 
+@asynccontextmanager
+async def serving(model: Path, step_ms: float | None) -> AsyncIterator[Target]:
+    """An executor, which computes nothing where `step_ms` says how long its steps take, and a scheduler for it."""
+    inner, outer = free_address(), free_address()
+    common = ("--model", str(model), "--log-level", "warning")
+    executor = (
+        ("executor_svc", *common, "--listen", inner)
+        if step_ms is None
+        else ("bench.synthetic", inner, str(step_ms), str(SEATS))
+    )
+    scheduler = (
+        *("scheduler_svc", *common, "--listen", outer, "--executor", inner),
+        *("--admin-listen", "127.0.0.1:0", "--drain-grace", "0"),
+    )
+    async with running(*executor) as first, running(*scheduler) as second:
+        yield Target(outer, {"executor": first.pid, "scheduler": second.pid})
+
+
 def _resident_bytes(pid: int) -> int:
     found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
     return 1024 * int(found[1]) if found else 0
+
+
+def _median_ms(rounds: Sequence[Measured]) -> float:
+    return round(1000 * statistics.median(each.gap_s for each in rounds), 3)
+
+
+def _median_cores(rounds: Sequence[Measured]) -> dict[str, float]:
+    return {name: round(statistics.median(each.cores[name] for each in rounds), 2) for name in rounds[0].cores}
 
 
 def _megabytes(sizes: dict[str, int]) -> dict[str, int]:
@@ -173,6 +199,7 @@ def _megabytes(sizes: dict[str, int]) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="model folder")
+    parser.add_argument("--step-ms", type=float, help="an executor that computes nothing, with steps of this time")
     parser.add_argument("--rounds", type=int, default=5, help="rounds (default: 5)")
     parser.add_argument("--window", type=float, default=10.0, help="seconds of each measurement (default: 10)")
     parser.add_argument("--attacks", default=",".join(ATTACKS), help="names, with commas (default: all)")

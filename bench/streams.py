@@ -90,7 +90,7 @@ async def run(options: argparse.Namespace) -> dict[str, float | list[float] | No
     executor, listen = free_address(), free_address()
     with tempfile.TemporaryDirectory() as folder:
         journal = "none" if options.no_journal else str(Path(folder, "journal.db"))
-        synthetic = ("bench.synthetic", executor, str(options.step_ms), str(options.streams))
+        synthetic = ("bench.synthetic", executor, str(options.step_ms), str(options.streams), "gathers")
         scheduler = (
             "scheduler_svc", "--model", str(options.model), "--executor", executor, "--listen", listen,
             "--admin-listen", "127.0.0.1:0", "--journal", journal, "--log-level", "warning",

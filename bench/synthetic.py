@@ -1,4 +1,7 @@
-"""An executor that computes nothing, to measure everything else; as a process: `python -m bench.synthetic`."""
+"""An executor that computes nothing, to measure everything else.
+
+As a process: `python -m bench.synthetic ADDRESS STEP_MS SEATS`, and `gathers` behind it for one that does.
+"""
 
 from __future__ import annotations
 
@@ -83,11 +86,13 @@ async def served(executor: SyntheticExecutor, listen: str) -> AsyncIterator[Grpc
         servicer.close()
 
 
-async def _serve(listen: str, step_s: float, max_sequences: int) -> None:
-    async with served(SyntheticExecutor(step_s, max_sequences, gathers=True), listen) as server:
+async def _serve(listen: str, executor: SyntheticExecutor) -> None:
+    async with served(executor, listen) as server:
         await server.server.wait_for_termination()
 
 
 if __name__ == "__main__":
     log.configure("bench", "warning")
-    asyncio.run(_serve(sys.argv[1], float(sys.argv[2]) / 1000, int(sys.argv[3])))
+    address, step_ms, seats, *gathers = sys.argv[1:]
+    made = SyntheticExecutor(float(step_ms) / 1000, int(seats), gathers=gathers == ["gathers"])
+    asyncio.run(_serve(address, made))

@@ -12,7 +12,8 @@ import re
 import secrets
 from collections.abc import Sequence
 
-_STRETCH = 1 << 18  # characters handled at a stretch: a hostile message full of spellings must not hold the GIL
+_STRETCH = 1 << 16
+"""Characters handled at a stretch: some milliseconds where they are hostile, in which no other thread gets the GIL."""
 
 
 class ControlSpellings:
@@ -34,7 +35,18 @@ class ControlSpellings:
 
     def stand_in(self, text: str) -> str:
         """`text` with every spelling replaced by its stand-in."""
-        return self._pattern.sub(lambda match: self.stand_ins[match[0]], text)
+        pieces: list[str] = []
+        start = 0
+        while start < len(text):
+            end = start + _STRETCH
+            for match in self._pattern.finditer(text, start, end + self._longest - 1):
+                if match.start() >= end:
+                    break  # it is found whole from there
+                pieces += (text[start : match.start()], self.stand_ins[match[0]])
+                start = match.end()
+            pieces.append(text[start:end])
+            start = max(start, end)
+        return "".join(pieces)
 
     def shield(self, text: str) -> str:
         """`text` with a break mark in every spelling, and in a part of one at its edges.

@@ -112,7 +112,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         with self._counting_failures():
             call = validate_generate(request, self._model())
             structlog.contextvars.bind_contextvars(request_id=call.request_id)
-            ride = self._rides.joinable((call.tenant, call.request_id), digest_of(request))
+            ride = self._rides.joinable((call.tenant, call.request_id), lambda: digest_of(request))
             if ride is not None:
                 await self._follow(ride, ride.attach(()), context)
                 return

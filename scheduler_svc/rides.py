@@ -74,15 +74,16 @@ class Rides:
             raise NotFound("request_id: no request of this tenant with this id is live, or has ended lately")
         return ride
 
-    def joinable(self, key: Key, digest: bytes) -> Ride | None:
+    def joinable(self, key: Key, digest: Callable[[], bytes]) -> Ride | None:
         """The request that the same one, sent again, continues: nobody reads it, and nobody has read its end.
 
-        One that was lost is not continued: it is to be computed anew.
+        One that was lost is not continued: it is to be computed anew. `digest` is not called in vain: it takes long
+        where a request is large.
         """
         ride = self._known(key)
-        if ride is None or ride.digest != digest or ride.has_reader or ride.was_read_to_the_end or ride.is_lost:
+        if ride is None or ride.grace_s <= 0 or ride.has_reader or ride.was_read_to_the_end or ride.is_lost:
             return None
-        return ride if ride.grace_s > 0 else None
+        return ride if ride.digest == digest() else None
 
     def cancel(self, ride: Ride) -> None:
         """End a request, all its samples."""

@@ -13,26 +13,34 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from common.errors import InvalidRequest
 
-_MAX_LISTED_BYTES = 1 << 18
-"""More bytes than these in unknown fields are refused without naming one: each field listed takes memory of its own."""
+_MAX_SEARCHED_BYTES = 1 << 18
+"""In a larger message, no unknown field is looked for by name: that takes a copy, and memory for each such field."""
 
 
 def refuse_unknown_fields(message: Message) -> None:
-    """Raises `InvalidRequest` that names the message and the number of a field that it does not have."""
-    num_bytes = _num_unknown_bytes(message)
-    if num_bytes > _MAX_LISTED_BYTES:
-        name = message.DESCRIPTOR.full_name
-        raise InvalidRequest(f"{name}: {num_bytes} bytes are in fields that this server does not know; leave them out")
-    if num_bytes:
-        name, number = next(_unknown_fields(message))
-        raise InvalidRequest(f"{name} has no field {number} at this server; leave it out, as it would be ignored")
+    """Raises `InvalidRequest` that names the message and the number of a field that it does not have.
+
+    A message that is refused has lost those fields.
+    """
+    num_bytes = message.ByteSize()
+    whole = _copy(message) if num_bytes <= _MAX_SEARCHED_BYTES else None
+    message.DiscardUnknownFields()
+    num_unknown = num_bytes - message.ByteSize()
+    if not num_unknown:
+        return
+    if whole is None:
+        raise InvalidRequest(
+            f"{message.DESCRIPTOR.full_name}: {num_unknown} bytes are in fields that this server does not know; "
+            "leave them out"
+        )
+    name, number = next(_unknown_fields(whole))
+    raise InvalidRequest(f"{name} has no field {number} at this server; leave it out, as it would be ignored")
 
 
-def _num_unknown_bytes(message: Message) -> int:
-    known = type(message)()
-    known.CopyFrom(message)
-    known.DiscardUnknownFields()
-    return message.ByteSize() - known.ByteSize()
+def _copy(message: Message) -> Message:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
 
 
 def _unknown_fields(message: Message) -> Iterator[tuple[str, int]]:

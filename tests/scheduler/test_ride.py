@@ -180,3 +180,26 @@ async def test_who_leaves_ends_all_samples() -> None:
     rides.board(ride)
     rides.leave(ride)
     assert cancelled == [10, 11, 12]
+
+
+async def test_the_same_request_is_compared_only_where_it_could_go_on() -> None:
+    """A digest of many megabytes takes longer than a step."""
+    compared: list[bytes] = []
+
+    def digest() -> bytes:
+        compared.append(b"digest")
+        return b"digest"
+
+    rides = Rides(8, lambda sequence_id: None)
+    lasting, passing = a_ride(1), a_ride(1, "b", grace_s=0.0)
+    rides.add(lasting)
+    rides.add(passing)
+    assert rides.joinable(("", "c"), digest) is None
+    assert rides.joinable(passing.key, digest) is None
+    rides.board(lasting)
+    assert rides.joinable(lasting.key, digest) is None
+    assert compared == []
+    rides.leave(lasting)
+    assert rides.joinable(lasting.key, digest) is lasting
+    assert rides.joinable(lasting.key, lambda: b"another") is None
+    assert compared == [b"digest"]

@@ -46,6 +46,14 @@ def test_field_of_another_wire_type_is_unknown_too() -> None:
     assert " has no field 3 " in refusal(pb.GenerateRequest.FromString(b"\x18\x01"))
 
 
+def test_field_of_a_large_message_is_refused_without_a_search() -> None:
+    """Which would take copies of many megabytes, on the event loop."""
+    raw = field(3, b"x" * 2**18) + field(1000, b"y")
+    assert refusal(pb.GenerateRequest.FromString(raw)) == (
+        "citybus.v1.GenerateRequest: 4 bytes are in fields that this server does not know; leave them out"
+    )
+
+
 def test_millions_of_fields_are_refused_without_being_listed() -> None:
     raw = (varint(1000 << 3 | 2) + b"\x00") * 1_000_000
     assert refusal(pb.GenerateRequest.FromString(raw)) == (

@@ -144,15 +144,15 @@ void soften(float* scores, bf16* rounded, int groups, Span seen, float scale, fl
     peaks = maximum(peaks, keep_seen<Limited>(x, seen, g * kGroupTokens, -INFINITY));
   }
   if (Limited && cap > 0) scale = 1.0f;
-  float before = peak, highest = largest(peaks) * scale;
+  float before = peak, highest = largest(peaks);
   peak = highest > before ? highest : before;
-  Lanes sums = fill(0.0f), unit = fill(scale * kLog2OfE), offset = fill(-peak * kLog2OfE);
+  Lanes sums = fill(0.0f), unit = fill(scale * kLog2OfE);
   for (int g = 0; g < groups; ++g) {
-    Lanes x = power_of_two(multiply_add(load(scores + g * kGroupTokens), unit, offset));
+    Lanes x = power_of_two(multiply(subtract(load(scores + g * kGroupTokens), fill(peak)), unit));
     sums = add(sums, store_rounded(rounded + g * kGroupTokens, keep_seen<Limited>(x, seen, g * kGroupTokens, 0.0f)));
   }
   alignas(64) float factor[kLanes];
-  store(factor, exponential(fill(before - peak)));
+  store(factor, exponential(fill((before - peak) * scale)));
   decay = factor[0];
   sum = sum * decay + total(sums);
 }

@@ -97,6 +97,17 @@ def test_a_sequence_of_nan_stays_alone(library: NativeLibrary, isa: InstructionS
     assert same_bits(Runner(model, SMALL, sequences).run(512), clean)
 
 
+def test_scores_of_any_size_have_a_softmax(library: NativeLibrary, isa: InstructionSet) -> None:
+    """The greatest has all the weight, and its power is 1 whatever the number."""
+    llama = RandomLlama(SMALL)
+    for weight in (Weight.QUERY, Weight.KEY):
+        for layer in range(SMALL.layers):
+            llama.weights[weight, layer] *= 1e6
+    sequences = prompts([140], SMALL.vocab)
+    (logits,) = Runner(llama.native(library, isa), SMALL, sequences).run(512)
+    assert logits.isfinite().all()
+
+
 def test_instruction_sets_agree(library: NativeLibrary) -> None:
     sequences = prompts(LENGTHS, SMALL.vocab)
     llama = RandomLlama(SMALL)

@@ -16,12 +16,10 @@ from typing import Any
 
 import grpc
 
+from bench.http2_client import DATA, END_HEADERS, GENERATE, HEADERS, PING, PREFACE, SETTINGS, frame, header_block
 from citybus.v1 import generation_pb2 as pb
 
-GENERATE = "/citybus.v1.GenerationService/Generate"
 SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS, DATA, HEADERS, PING = 4, 0, 1, 6
 MAX_FRAME_BYTES = 16_384
 LONGEST = pb.StopParams(ignore_eos=True)
 GB = 10**9
@@ -79,7 +77,7 @@ async def endless_prompt(address: str, window_s: float, ready: Ready, *, count: 
         async for _ in turns:
             async with connection(address) as (reader, writer):
                 writer.write(announced_gigabyte())
-                chunk = _frame(DATA, 0, 1, bytes(MAX_FRAME_BYTES))
+                chunk = frame(DATA, 0, 1, bytes(MAX_FRAME_BYTES))
                 with contextlib.suppress(OSError, TimeoutError):
                     async with asyncio.timeout(window_s / count):
                         while not reader.at_eof():
@@ -120,7 +118,7 @@ async def pings(address: str, window_s: float, ready: Ready, *, count: int = 100
                 with contextlib.suppress(OSError, TimeoutError):
                     async with asyncio.timeout(window_s / count):
                         while not reader.at_eof():
-                            writer.write(_frame(PING, 0, 0, bytes(8)) * 100)
+                            writer.write(frame(PING, 0, 0, bytes(8)) * 100)
                             await writer.drain()
                             await reader.read(1 << 16)
 
@@ -190,7 +188,7 @@ async def connection(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, 
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        writer.write(PREFACE + _frame(SETTINGS, 0, 0, b""))
+        writer.write(PREFACE + frame(SETTINGS, 0, 0, b""))
         yield reader, writer
     finally:
         writer.transport.abort()
@@ -198,26 +196,8 @@ async def connection(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, 
 
 def announced_gigabyte() -> bytes:
     """The frames of a call of Generate up to the head of its message, which says that 1 GB follows."""
-    return _frame(HEADERS, 4, 1, _headers()) + _frame(DATA, 0, 1, struct.pack(">BI", 0, GB))
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def _headers() -> bytes:
-    """Of a call of Generate, each a literal that is not indexed (RFC 7541, 6.2.2)."""
-    pairs = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": GENERATE,
-        ":authority": "hostile",
-        "te": "trailers",
-        "content-type": "application/grpc",
-    }
-    texts = [text.encode() for pair in pairs.items() for text in pair]
-    words = [bytes([len(text)]) + text for text in texts]
-    return b"".join(b"\0" + name + value for name, value in zip(words[::2], words[1::2], strict=True))
+    head = frame(HEADERS, END_HEADERS, 1, header_block(GENERATE, "hostile"))
+    return head + frame(DATA, 0, 1, struct.pack(">BI", 0, GB))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import itertools
 import struct
 from collections.abc import Callable
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-_END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
+GENERATE = "/citybus.v1.GenerationService/Generate"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, _RST_STREAM, SETTINGS, PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+_END_STREAM, END_HEADERS, _ACK = 1, 4, 1
 _HEADER_TABLE_SIZE, _INITIAL_WINDOW_SIZE = 1, 4
 _LARGEST_WINDOW, _FIRST_WINDOW = 2**31 - 1, 65_535
 _FRAME, _MESSAGE = struct.Struct(">BHBBI"), struct.Struct(">BI")
@@ -42,19 +43,15 @@ class Http2Client(asyncio.Protocol):
         self._transport = transport
         settings = struct.pack(">HIHI", _HEADER_TABLE_SIZE, 0, _INITIAL_WINDOW_SIZE, _LARGEST_WINDOW)
         window = struct.pack(">I", _LARGEST_WINDOW - _FIRST_WINDOW)
-        transport.write(_PREFACE + _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, window))
+        transport.write(PREFACE + frame(SETTINGS, 0, 0, settings) + frame(_WINDOW_UPDATE, 0, 0, window))
 
     def call(self, path: str, request: bytes, on_message: OnMessage) -> None:
         """Call the method at `path` ("/package.Service/Method"); every message of the answer goes to `on_message`."""
         stream = next(self._ids)
         self._calls[stream] = on_message
-        headers = {":method": "POST", ":scheme": "http", ":path": path, ":authority": self._authority}
-        headers |= {"te": "trailers", "content-type": "application/grpc"}
-        block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
+        block = header_block(path, self._authority)
         message = _MESSAGE.pack(0, len(request)) + request
-        self._transport.write(
-            _frame(_HEADERS, _END_HEADERS, stream, block) + _frame(_DATA, _END_STREAM, stream, message)
-        )
+        self._transport.write(frame(HEADERS, END_HEADERS, stream, block) + frame(DATA, _END_STREAM, stream, message))
 
     def close(self) -> None:
         """End the connection, and every call with it."""
@@ -77,11 +74,11 @@ class Http2Client(asyncio.Protocol):
         self._rest = data[at:]
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == _DATA:
+        if kind == DATA:
             self._take_data(stream, payload)
-        elif kind in (_SETTINGS, _PING) and not flags & _ACK:
-            self._transport.write(_frame(kind, _ACK, 0, payload if kind == _PING else b""))
-        elif kind == _RST_STREAM or (kind == _HEADERS and flags & _END_STREAM):
+        elif kind in (SETTINGS, PING) and not flags & _ACK:
+            self._transport.write(frame(kind, _ACK, 0, payload if kind == PING else b""))
+        elif kind == _RST_STREAM or (kind == HEADERS and flags & _END_STREAM):
             self.broken += stream in self._calls and kind == _RST_STREAM
             self._calls.pop(stream, None)
         elif kind == _GOAWAY:
@@ -109,7 +106,15 @@ async def connect(address: str) -> Http2Client:
     return client
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+def header_block(path: str, authority: str) -> bytes:
+    """The headers of a call, each a literal that is not indexed (RFC 7541, 6.2.2)."""
+    headers = {":method": "POST", ":scheme": "http", ":path": path, ":authority": authority}
+    headers |= {"te": "trailers", "content-type": "application/grpc"}
+    return b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2 (RFC 9113, 4.1)."""
     return _FRAME.pack(len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream) + payload
 
 

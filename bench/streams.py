@@ -19,12 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.http2_client import Http2Client, connect
+from bench.http2_client import GENERATE, Http2Client, connect
 from bench.processes import START_S, cpu_s, free_address, running
 from citybus import AsyncClient
 from citybus.v1 import generation_pb2 as pb
 
-METHOD = "/citybus.v1.GenerationService/Generate"
 PROMPT_TOKENS = 16
 
 
@@ -76,7 +75,7 @@ class Crowd:
                 if self._num_ended == total:
                     self.all_ended.set()
 
-        connection.call(METHOD, request, on_message)
+        connection.call(GENERATE, request, on_message)
 
     def reading(self, pids: tuple[int, ...]) -> Reading:
         tokens = sum(reader.num_tokens for reader in self.readers)

@@ -18,13 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bench.http2_client import connect
+from bench.http2_client import GENERATE, connect
 from bench.peers.peer import Speed
 from bench.processes import START_S, free_address
 from citybus.async_client import AsyncClient
 from citybus.v1 import generation_pb2 as pb
 
-GENERATE = "/citybus.v1.GenerationService/Generate"
 CALLS_OF_CONNECTION = 64
 ANSWER_S = 600.0
 

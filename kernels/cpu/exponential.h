@@ -2,11 +2,13 @@
 namespace citybus {
 namespace CITYBUS_ISA {
 
+constexpr float kLog2OfE = 1.44269504088896341f;
+
 // e to the power of x, to within 2 units in the last place; of 0 it is exactly 1.
 // Powers are cut to [-87, 88], where neither they nor their inverses overflow. NaN stays NaN.
 inline Lanes exponential(Lanes x) {
   x = minimum(fill(88.0f), maximum(fill(-87.0f), x));
-  Lanes n = round_to_integer(multiply(x, fill(1.44269504f)));
+  Lanes n = round_to_integer(multiply(x, fill(kLog2OfE)));
   Lanes r = multiply_add(n, fill(-0.693359375f), x);  // ln 2 in two parts; the first has few bits: n times it is exact
   r = multiply_add(n, fill(2.12194440e-4f), r);
   // Taylor's series: |r| <= ln 2 / 2 leaves an error below 2^-26.
@@ -35,8 +37,6 @@ inline Lanes power_of_two(Lanes x) {
   sum = multiply_add(sum, r, fill(1.0f));
   return times_power_of_two(sum, n);
 }
-
-constexpr float kLog2OfE = 1.44269504088896341f;
 
 // x / (1 + e to the power of -x), to within 2^-17. NaN stays NaN.
 inline Lanes silu(Lanes x) {

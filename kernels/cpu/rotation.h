@@ -47,7 +47,7 @@ struct Part {
     return rotation.kv.offset(rotation.slots[token] / kGroupTokens, head - heads_before);
   }
 
-  // Stores of `whole` parts have a size that the compiler knows: a third of the time of those of any size.
+  // Stores of whole parts have a size that the compiler knows.
   template <bool Whole>
   void rotate_and_store(int64_t token, const float* sums) const {
     const KvShape& kv = rotation.kv;

@@ -61,20 +61,20 @@ inline Lanes round_to_integer(Lanes x) {
 }
 inline Lanes times_power_of_two(Lanes x, Lanes exponent) { return _mm512_scalef_ps(x, exponent); }
 
-inline Lanes load_bf16(const bf16* from) {
-  __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+inline Lanes widen(__m256i half) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
-inline void store_bf16(bf16* to, Lanes x) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(x));
+inline Lanes load_bf16(const bf16* from) {
+  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
 // What is stored, as float32 again.
 inline Lanes store_rounded(bf16* to, Lanes x) {
   __m256i half = (__m256i)_mm512_cvtneps_pbh(x);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), half);
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+  return widen(half);
 }
+inline void store_bf16(bf16* to, Lanes x) { store_rounded(to, x); }
 
 inline PairVector load_pairs(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
 inline PairScalar broadcast_pair(const bf16* from) {

@@ -14,11 +14,13 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from common.metrics import ExecutorMetrics
 from common.model_identity import ModelIdentity
-from common.step import NewSequence, Sampling, ScheduledSequence, StepPlan
+from common.step import ExecutorInfo, NewSequence, Sampling, ScheduledSequence, StepPlan, StepResult
+from common.step_executor import PendingStep
 from executor_svc.constraints import Constraints
 from executor_svc.cuda_graphs import GraphedModel, capture_cuda
 from executor_svc.engine import Engine, EngineLimits
 from executor_svc.kv_pool import KvPool
+from executor_svc.model_runner import ModelRunner
 from executor_svc.models.llama import Llama
 from executor_svc.models.registry import Model
 from executor_svc.models.spec import ModelSpec
@@ -101,59 +103,64 @@ def _engine(
         capture = capture_cuda(torch.cuda.graph_pool_handle())
         computes = GraphedModel(llama, pool, load.requests, limits.max_model_len, capture)
     no_grammars = Constraints(Path(), spec.vocab_size, 1)
-    engine = Engine(
-        ModelIdentity(name, b""), computes, pool, TRITON, no_grammars, limits, ExecutorMetrics(CollectorRegistry())
-    )
+    metrics = ExecutorMetrics(CollectorRegistry())
+    runner = ModelRunner(computes, pool, TRITON, metrics)
+    engine = Engine(ModelIdentity(name, b""), runner, no_grammars, limits, metrics, pipelines=True)
     _drive(engine, prompts, 2, first_step=1)  # compiles what is not compiled yet
     started = time.perf_counter()
-    answers, prefill, executing, idle = _drive(engine, prompts, load.answer, first_step=4)
+    results = _drive(engine, prompts, load.answer, first_step=4)
     took = time.perf_counter() - started
+    prefill = results[0].execute_ns / 1e9
+    idle, executing = (sum(getattr(step, name) for step in results[1:]) for name in ("idle_ns", "execute_ns"))
     report = _report("citybus", name, load, took)
     report["prefill_tokens_per_s"] = round(load.requests * load.prompt / prefill)
     report["decode_step_ms"] = round(1e3 * (took - prefill) / max(load.answer - 1, 1), 3)
-    report["idle_share_between_steps"] = round(idle / (idle + executing), 4)
+    report["idle_share_between_steps"] = round(idle / max(idle + executing, 1), 4)
+    answers = [[step.sampled[key].token_id for step in results] for key in range(len(prompts))]
     return answers, report
 
 
-def _drive(
-    engine: Engine, prompts: list[list[int]], count: int, *, first_step: int
-) -> tuple[list[list[int]], float, int, int]:
-    """Answers of `count` tokens; the first step's seconds, nanoseconds of execution, nanoseconds idle."""
+def _drive(engine: Engine, prompts: list[list[int]], count: int, *, first_step: int) -> list[StepResult]:
+    """Results of `count` steps: a prefill, and decodes. As under a scheduler, a step is begun while the one before it
+    is computed. Raises RuntimeError where one fails.
+    """
     info = engine.describe()
     term = engine.open(info.epoch, resume=first_step > 1)
-    answers: list[list[int]] = [[] for _ in prompts]
-    each = info.num_blocks // len(prompts)
-    prefill, executing, idle = 0.0, 0, 0
+    results: list[StepResult] = []
+    begun: list[StepResult | PendingStep] = []
     for index in range(count):
-        new: tuple[NewSequence, ...] = ()
-        known: tuple[ScheduledSequence, ...] = ()
-        computed = len(prompts[0]) + index
-        if index == 0:
-            blocks = -(-computed // BLOCK_SIZE)
-            tables = [tuple(range(key * each, key * each + blocks)) for key in range(len(prompts))]
-            new = tuple(
-                NewSequence(key, tuple(prompt), len(prompt), 0, len(prompt), tables[key], GREEDY)
-                for key, prompt in enumerate(prompts)
-            )
-        else:
-            grows = (computed - 1) % BLOCK_SIZE == 0
-            known = tuple(
-                ScheduledSequence(key, 1, (key * each + (computed - 1) // BLOCK_SIZE,) if grows else ())
-                for key in range(len(prompts))
-            )
-        started = time.perf_counter()
-        result = engine.step(StepPlan(term, first_step + index, new_sequences=new, scheduled=known))
-        if result.error is not None:
-            raise RuntimeError(f"step {index} failed: {result.error}")
-        if index == 0:
-            prefill = time.perf_counter() - started
-        else:
-            idle += result.idle_ns
-            executing += result.execute_ns
-        for token in result.sampled:
-            answers[token.sequence_id].append(token.token_id)
+        new = _new(info, prompts) if index == 0 else ()
+        known = _known(info, prompts, index) if index > 0 else ()
+        begun.append(engine.begin(StepPlan(term, first_step + index, new_sequences=new, scheduled=known)))
+        if index > 0:
+            results.append(_ended(begun[index - 1]))
+    results.append(_ended(begun[-1]))
     engine.step(StepPlan(term, first_step + count, finished_ids=tuple(range(len(prompts)))))
-    return answers, prefill, executing, max(idle, 1)
+    return results
+
+
+def _new(info: ExecutorInfo, prompts: list[list[int]]) -> tuple[NewSequence, ...]:
+    each, blocks = info.num_blocks // len(prompts), -(-len(prompts[0]) // BLOCK_SIZE)
+    return tuple(
+        NewSequence(
+            key, tuple(prompt), len(prompt), 0, len(prompt), tuple(range(key * each, key * each + blocks)), GREEDY
+        )
+        for key, prompt in enumerate(prompts)
+    )
+
+
+def _known(info: ExecutorInfo, prompts: list[list[int]], index: int) -> tuple[ScheduledSequence, ...]:
+    """The rows of decode `index`, the first being 1."""
+    each, position = info.num_blocks // len(prompts), len(prompts[0]) + index - 1
+    block, grows = position // BLOCK_SIZE, position % BLOCK_SIZE == 0
+    return tuple(ScheduledSequence(key, 1, (key * each + block,) if grows else ()) for key in range(len(prompts)))
+
+
+def _ended(begun: StepResult | PendingStep) -> StepResult:
+    result = begun if isinstance(begun, StepResult) else begun.result()
+    if result.error is not None:
+        raise RuntimeError(f"step {result.step} failed: {result.error}")
+    return result
 
 
 def _transformers(

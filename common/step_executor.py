@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from common.resident import ResidentPage
 from common.step import ExecutorInfo, StepPlan, StepResult
@@ -33,3 +33,21 @@ class StepExecutor(Protocol):
 
     def resident(self, page_size: int) -> Iterator[ResidentPage]:
         """What is resident, at least one page, each with at most `page_size` sequences and cached blocks."""
+
+
+class PendingStep(Protocol):
+    """A step that a device is computing."""
+
+    def wait(self) -> None:
+        """Return once `result` would not wait. It may be called from any thread."""
+
+    def result(self) -> StepResult:
+        """As `StepExecutor.step` returns it; waits for it, and for the step before."""
+
+
+@runtime_checkable
+class PipelinedExecutor(StepExecutor, Protocol):
+    """One that can begin a step before it knows the tokens of the one before."""
+
+    def begin(self, plan: StepPlan) -> StepResult | PendingStep:
+        """As `step`, without waiting for a device: the result where it is known already."""

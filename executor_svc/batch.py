@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from executor_svc.constraints import PATIENCE_S
-from executor_svc.sequence import BlockIds, Row
+from executor_svc.sequence import UNKNOWN_TOKEN, BlockIds, Row
 from kernels.paged_attention import PagedBatch
 from kernels.sample_tokens import Draws
 
@@ -69,6 +69,21 @@ def build_batch(rows: Sequence[Row], block_size: int, device: torch.device) -> B
             query_starts=starts,
         ),
     )
+
+
+def take_drawn(batch: Batch, rows: Sequence[Row], drawing: Sequence[Row], drawn: torch.Tensor) -> None:
+    """Put in the tokens of `batch`, whose rows are `rows`, that the host does not know: `drawn` has those of `drawing`,
+    int64 [rows that draw]."""
+    places = {row.sequence.sequence_id: place for place, row in enumerate(drawing)}
+    lasts = [start - 1 for start in batch.paged.query_starts[1:]]
+    pairs = [
+        (last, places[row.sequence.sequence_id])
+        for last, row in zip(lasts, rows, strict=True)
+        if row.sequence.tokens[row.end - 1] == UNKNOWN_TOKEN
+    ]
+    if pairs:
+        tokens, sources = to_device(pairs, np.int64, drawn.device).unbind(1)
+        batch.token_ids.index_copy_(0, tokens, drawn.index_select(0, sources))
 
 
 def _tables(tables: Sequence[BlockIds]) -> NDArray[np.int64]:

@@ -1,45 +1,27 @@
-"""The engine: takes a plan in, computes its batch, draws the tokens, keeps what the next plan needs."""
+"""The engine: takes a plan in, has its batch computed, keeps what the next plan needs."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice, repeat
+from functools import partial
+from itertools import groupby
 from operator import attrgetter
 
-import numpy as np
 import structlog
 import torch
 
-from common.logprobs import KnownLogprobs, TokenLogprobs
 from common.metrics import ExecutorMetrics
 from common.model_identity import ModelIdentity
 from common.resident import ResidentPage
-from common.step import (
-    BlockCopy,
-    ExecutorInfo,
-    FailedSequence,
-    InvalidPlan,
-    SampledToken,
-    StaleTerm,
-    StepPlan,
-    StepResult,
-)
-from executor_svc.adjustments import build_adjustments
-from executor_svc.batch import build_batch, build_draws, build_masks, to_device
+from common.step import ExecutorInfo, FailedSequence, InvalidPlan, StaleTerm, StepPlan, StepResult
 from executor_svc.constraints import Constraints
-from executor_svc.kv_pool import KvPool
-from executor_svc.models.registry import GreedyModel, Model
+from executor_svc.model_runner import ModelRunner, sampled_tokens
+from executor_svc.pending import PendingStep, Transfer
 from executor_svc.resident import ResidentTable
-from executor_svc.scores import asking_rows, score_drawn, score_known, split_logits
-from executor_svc.sequence import HeldSequence, Row
-from kernels.adjust_logits import adjust_logits
-from kernels.allow_tokens import allow_tokens
-from kernels.backend import Kernels
-
-Drawn = tuple[tuple[SampledToken, ...], tuple[KnownLogprobs, ...]]
+from executor_svc.sequence import UNKNOWN_TOKEN, HeldSequence, Row
 
 log = structlog.get_logger()
 
@@ -53,37 +35,51 @@ class EngineLimits:
     max_step_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A step that has begun, at `at_ns` and after `idle_ns` nanoseconds without work."""
+
+    plan: StepPlan
+    rows: list[Row]
+    at_ns: int
+    idle_ns: int
+
+
 class Engine:
-    """A `StepExecutor` over a model and a pool. Every call is to come from one and the same thread."""
+    """A `PipelinedExecutor`. Every call is to come from one and the same thread.
+
+    Where it `pipelines`, which takes a device that computes by itself, a step begins while the one before it is still
+    computed: the device takes that one's tokens from its own memory. Only steps whose rows are all plain do so, as the
+    others need the host to have the tokens.
+    """
 
     def __init__(
         self,
         identity: ModelIdentity,
-        model: Model,
-        pool: KvPool,
-        kernels: Kernels,
+        runner: ModelRunner,
         constraints: Constraints,
         limits: EngineLimits,
         metrics: ExecutorMetrics,
+        *,
+        pipelines: bool,
     ) -> None:
-        self._model = model
-        self._greedy_model = model if isinstance(model, GreedyModel) else None
-        self._pool = pool
-        self._kernels = kernels
+        self.runner = runner
         self._constraints = constraints
         self._metrics = metrics
         self._info = ExecutorInfo(
             epoch=os.urandom(16),
             model=identity.name,
-            vocab_size=model.spec.vocab_size,
+            vocab_size=runner.model.spec.vocab_size,
             max_model_len=limits.max_model_len,
-            block_size=pool.block_size,
-            num_blocks=pool.num_blocks,
+            block_size=runner.pool.block_size,
+            num_blocks=runner.pool.num_blocks,
             max_sequences=limits.max_sequences,
             max_step_tokens=limits.max_step_tokens,
             tokenizer_digest=identity.tokenizer_digest,
         )
         self._resident = ResidentTable(self._info)
+        self._pipelines = pipelines
+        self._pending: PendingStep | None = None
         self._term = 0
         self._last_step = 0
         self._session_has_begun = False
@@ -97,6 +93,7 @@ class Engine:
         """As `StepExecutor.open`."""
         if epoch != self._info.epoch:
             raise StaleTerm("the executor was started anew: its epoch is another one")
+        self._end_pending()
         if not resume:
             self._metrics.pool_clears.inc(not self._resident.is_empty)
             self._resident.clear()
@@ -107,32 +104,26 @@ class Engine:
 
     def step(self, plan: StepPlan) -> StepResult:
         """As `StepExecutor.step`."""
-        started = time.perf_counter_ns()
-        idle = started - self._idle_since
+        begun = self.begin(plan)
+        return begun if isinstance(begun, StepResult) else begun.result()
+
+    def begin(self, plan: StepPlan) -> StepResult | PendingStep:
+        """As `PipelinedExecutor.begin`; two steps are pending at most."""
+        at_ns = time.perf_counter_ns()
         self._check_order(plan)
+        is_pipelined = self._pipelines and self._resident.is_plain(plan)
+        if not is_pipelined:
+            self._end_pending()
+        before = self._still_pending()
+        idle_ns = at_ns - self._idle_since if before is None else 0
         rows = self._resident.apply(plan)
         self._last_step, self._session_has_begun = plan.step, True
-        self._constrain(rows[: len(plan.new_sequences)])
-        sampled: tuple[SampledToken, ...] = ()
-        failed: tuple[FailedSequence, ...] = ()
-        known_logprobs: tuple[KnownLogprobs, ...] = ()
-        error = None
-        try:
-            sampled, known_logprobs = self._compute(plan.copies, rows)
-            of_rows = groupby(sampled, key=attrgetter("sequence_id"))
-            drawn = [[token.token_id for token in tokens] for _, tokens in of_rows]
-            self._resident.commit(rows, drawn, plan.sealed)
-            failed = tuple(_advance([row.sequence for row in rows if row.draws], drawn))
-        except Exception as failure:  # whatever it is, it must not end the process: others wait for their steps
-            self._resident.drop(rows)
-            sampled, failed, known_logprobs = (), (), ()
-            error = type(failure).__name__  # its message could quote a request
-            log.error("step failed", step=plan.step, error=error)
-        self._idle_since = time.perf_counter_ns()
-        return StepResult(plan.step, sampled, self._idle_since - started, idle, error, known_logprobs, failed)
+        begun = _Begun(plan, rows, at_ns, idle_ns)
+        return self._launch(begun, before) if is_pipelined else self._complete(begun)
 
     def resident(self, page_size: int) -> Iterator[ResidentPage]:
         """As `StepExecutor.resident`."""
+        self._end_pending()
         return self._resident.pages(self._last_step, page_size)
 
     def _check_order(self, plan: StepPlan) -> None:
@@ -144,75 +135,80 @@ class Engine:
         if plan.step < expected or (self._session_has_begun and plan.step > expected):
             raise InvalidPlan(f"step {plan.step} cannot follow step {self._last_step}")
 
+    def _end_pending(self) -> None:
+        """Wait until every token drawn is known."""
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+    def _still_pending(self) -> PendingStep | None:
+        """The last step, if it is pending, once those before it have ended."""
+        if self._pending is None or self._pending.has_ended:
+            return None
+        self._pending.end_before()
+        return self._pending
+
+    def _complete(self, begun: _Begun) -> StepResult:
+        """Compute a step, and wait for it."""
+        plan, rows = begun.plan, begun.rows
+        self._constrain(rows[: len(plan.new_sequences)])
+        try:
+            with torch.inference_mode():
+                self.runner.copy_blocks(plan.copies)
+                sampled, known_logprobs = self.runner.compute(rows)
+            of_rows = groupby(sampled, key=attrgetter("sequence_id"))
+            drawn = [[token.token_id for token in tokens] for _, tokens in of_rows]
+            self._resident.commit(rows, drawn, plan.sealed)
+            failed = tuple(_advance([row.sequence for row in rows if row.draws], drawn))
+        except Exception as failure:  # whatever it is, it must not end the process: others wait for their steps
+            self._resident.drop(rows)
+            return self._failed(begun, _reason(plan, failure))
+        return StepResult(plan.step, sampled, self._spent(begun), begun.idle_ns, None, known_logprobs, failed)
+
+    def _launch(self, begun: _Begun, before: PendingStep | None) -> StepResult | PendingStep:
+        """Begin a step whose rows are all plain."""
+        plan, rows = begun.plan, begun.rows
+        drawing = [row for row in rows if row.draws]
+        try:
+            with torch.inference_mode():
+                self.runner.copy_blocks(plan.copies)
+                last = None if before is None else (before.rows, before.transfer.tokens)
+                transfer = Transfer(self.runner.launch(rows, drawing, last))
+            self._resident.commit(rows, [(UNKNOWN_TOKEN,)] * len(drawing), plan.sealed)
+        except Exception as failure:  # as in `_complete`
+            self._resident.drop(rows)
+            return self._failed(begun, _reason(plan, failure))
+        self._pending = PendingStep(drawing, transfer, before, partial(self._learn, begun, drawing, transfer))
+        return self._pending
+
+    def _learn(self, begun: _Begun, drawing: Sequence[Row], transfer: Transfer, error: str | None) -> StepResult:
+        """End a step that was launched: its sequences get the tokens that they have drawn."""
+        if error is not None:
+            return self._failed(begun, error)
+        try:
+            token_ids = transfer.token_ids()
+        except Exception as failure:  # of the device: whatever the pool holds by now, nobody can tell
+            self._resident.clear()
+            return self._failed(begun, _reason(begun.plan, failure))
+        for row, token_id in zip(drawing, token_ids, strict=True):
+            row.sequence.tokens[row.end] = token_id
+        spent = self._spent(begun)
+        self._metrics.forward_seconds.observe(spent / 1e9)
+        return StepResult(begun.plan.step, sampled_tokens(drawing, token_ids), spent, begun.idle_ns)
+
+    def _failed(self, begun: _Begun, reason: str) -> StepResult:
+        return StepResult(begun.plan.step, (), self._spent(begun), begun.idle_ns, reason)
+
+    def _spent(self, begun: _Begun) -> int:
+        """Nanoseconds of a step that ends now; while it waited for the one before, they were that one's."""
+        started, self._idle_since = max(begun.at_ns, self._idle_since), time.perf_counter_ns()
+        return self._idle_since - started
+
     def _constrain(self, new: Sequence[Row]) -> None:
         """Begin to follow the grammars of sequences that have just come."""
         for sequence in (row.sequence for row in new):
             if (grammar := sequence.sampling.grammar) is not None:
                 sequence.constraint = self._constraints.begin(grammar, sequence.tokens[sequence.num_prompt_tokens :])
-
-    def _compute(self, copies: Sequence[BlockCopy], rows: list[Row]) -> Drawn:
-        """The tokens drawn, in the order of the rows that draw, and what known ones score."""
-        with torch.inference_mode():
-            device = self._pool.pools.device
-            if copies:
-                sources = to_device([copy.source for copy in copies], np.int64, device)
-                destinations = to_device([copy.destination for copy in copies], np.int64, device)
-                for tensor in self._pool.tensors:
-                    self._kernels.copy_blocks(tensor, sources, destinations)
-            if not rows:
-                return (), ()
-            drawing = [row for row in rows if row.draws]
-            with self._metrics.forward_seconds.time():
-                batch = build_batch(rows, self._pool.block_size, device)
-                if self._greedy_model is not None and all(row.sequence.is_greedy for row in rows):
-                    return _sampled(drawing, self._greedy_model.likeliest(batch, self._pool).tolist()), ()
-                logits = self._model.forward(batch, self._pool)
-            drawn_from, known = split_logits(logits, rows)
-            return self._draw(drawn_from, drawing), score_known(logits, known, rows)
-
-    def _draw(self, logits: torch.Tensor, rows: list[Row]) -> tuple[SampledToken, ...]:
-        if not rows:
-            return ()
-        drawing = _repeated(rows)
-        asking = asking_rows(logits, drawing)
-        adjustments = build_adjustments(drawing, logits.device)
-        if adjustments is not None:
-            adjust_logits(logits, adjustments)
-        if (masks := build_masks(drawing, logits.device)) is not None:
-            allow_tokens(logits, *masks)
-        drawn = self._kernels.sample_tokens(logits, build_draws(rows, logits.device))
-        if masks is not None:
-            _stop_where_none_is_left(logits, drawn, drawing)
-        tokens = drawn.tolist()
-        return _sampled(rows, tokens, score_drawn(asking, drawing, tokens))
-
-
-def _repeated(rows: Sequence[Row]) -> list[Row]:
-    """Each row as often as it draws."""
-    return [row for row in rows for _ in range(row.num_drawn)]
-
-
-def _sampled(
-    rows: Sequence[Row], token_ids: Sequence[int], scores: Iterable[TokenLogprobs | None] = repeat(None)
-) -> tuple[SampledToken, ...]:
-    """What `rows` drew, in order, where each drew as often as it does."""
-    sampled = tuple(map(SampledToken, (row.sequence.sequence_id for row in _repeated(rows)), token_ids, scores))
-    return sampled if len(sampled) == len(rows) else tuple(_valid(rows, iter(sampled)))
-
-
-def _stop_where_none_is_left(logits: torch.Tensor, drawn: torch.Tensor, rows: Sequence[Row]) -> None:
-    """A row that grammar and bans together leave no token has drawn an impossible one: its answer ends there."""
-    possible = (logits.gather(1, drawn.unsqueeze(1)).squeeze(1) > -torch.inf).tolist()
-    for row, is_possible in zip(rows, possible, strict=True):
-        if row.sequence.constraint is not None and not is_possible:
-            row.sequence.constraint.stop()
-
-
-def _valid(rows: Sequence[Row], sampled: Iterator[SampledToken]) -> Iterator[SampledToken]:
-    """What `rows` drew, without what lies behind a guess that was wrong."""
-    for row in rows:
-        part = list(islice(sampled, row.num_drawn))
-        yield from part[: row.num_valid([token.token_id for token in part])]
 
 
 def _advance(drawing: Sequence[HeldSequence], drawn: Sequence[Sequence[int]]) -> Iterator[FailedSequence]:
@@ -220,3 +216,10 @@ def _advance(drawing: Sequence[HeldSequence], drawn: Sequence[Sequence[int]]) ->
     for sequence, tokens in zip(drawing, drawn, strict=True):
         if sequence.constraint is not None and (error := sequence.constraint.advance(tokens[0])) is not None:
             yield FailedSequence(sequence.sequence_id, error)
+
+
+def _reason(plan: StepPlan, failure: Exception) -> str:
+    """The name of what a step failed with, which is logged: its message could quote a request."""
+    name = type(failure).__name__
+    log.error("step failed", step=plan.step, error=name)
+    return name

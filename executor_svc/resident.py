@@ -29,6 +29,13 @@ class ResidentTable:
         """Whether nothing is known of any block."""
         return not self._sequences and not self._hashes
 
+    def is_plain(self, plan: StepPlan) -> bool:
+        """Whether each row of the plan draws what its logits, its seed and its index say, and nothing is guessed."""
+        ids = chain((row.sequence_id for row in plan.scheduled), (fork.parent_id for fork in plan.forks))
+        known = map(self._sequences.get, ids)
+        new = (row.sampling.is_plain for row in plan.new_sequences)
+        return not plan.drafts and all(held is not None and held.is_plain for held in known) and all(new)
+
     def apply(self, plan: StepPlan) -> list[Row]:
         """Take a plan in; returns what it computes: new sequences, known ones, forks.
 

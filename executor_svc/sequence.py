@@ -15,6 +15,9 @@ from kernels.sample_tokens import GREEDY_BELOW
 
 BlockIds: TypeAlias = "array[int]"
 
+UNKNOWN_TOKEN = -1
+"""Stands for a token that is drawn, and that the host does not know yet."""
+
 
 def block_table(blocks: Iterable[int] = ()) -> BlockIds:
     """A sequence's blocks, as int64 one after the other, of which a step's tables are copied without a look at them."""
@@ -38,12 +41,14 @@ class HeldSequence:
     constraint: Constraint | None = None
     """Where the answer stands in its grammar; none for one that has no grammar."""
     changes_logits: bool = field(init=False)
+    is_plain: bool = field(init=False)
     is_greedy: bool = field(init=False)
     """Whether each of its tokens is the model's likeliest, and nothing else is told of them."""
 
     def __post_init__(self) -> None:
         self.changes_logits = changes_logits(self.sampling)
-        self.is_greedy = self.sampling.temperature <= GREEDY_BELOW and self.sampling.is_plain
+        self.is_plain = self.sampling.is_plain
+        self.is_greedy = self.is_plain and self.sampling.temperature <= GREEDY_BELOW
 
     @property
     def num_generated(self) -> int:

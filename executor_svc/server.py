@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,7 +18,7 @@ from common import wire
 from common.errors import FailedPrecondition, InvalidRequest, Unavailable
 from common.metrics import ExecutorMetrics
 from common.step import InvalidPlan, StaleTerm, StepPlan, StepResult
-from common.step_executor import StepExecutor
+from common.step_executor import PendingStep, PipelinedExecutor, StepExecutor
 
 READ_AHEAD = 8
 """Most plans of a session taken off the wire and not answered; more wait in the connection."""
@@ -39,8 +40,8 @@ class Session:
         self.term = term
         self.scheduler_id = scheduler_id
         self.ahead = asyncio.Semaphore(READ_AHEAD)
-        self.answers: asyncio.Queue[asyncio.Future[StepResult] | Exception | None] = asyncio.Queue()
-        """In the order of the plans: results to come, then the error that ends the session, or None for its end."""
+        self.answers: asyncio.Queue[asyncio.Future[StepResult | PendingStep] | Exception | None] = asyncio.Queue()
+        """In the order of the plans: steps to come, then the error that ends the session, or None for its end."""
         self.over: Exception | None = None
         """Why no plan of the session is executed any more."""
 
@@ -66,9 +67,12 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
 
     def __init__(self, executor: StepExecutor, metrics: ExecutorMetrics) -> None:
         self._executor = executor
+        self._begin_step = executor.begin if isinstance(executor, PipelinedExecutor) else executor.step
         self._metrics = metrics
         self._info = wire.info_to_pb(executor.describe())
         self._thread = ThreadPoolExecutor(1, "engine")
+        self._waiting = ThreadPoolExecutor(1, "waiting")
+        self._pending: deque[tuple[StepPlan, PendingStep]] = deque()
         self._session: Session | None = None
         self._replaced: set[bytes] = set()
         self._draining = False
@@ -89,7 +93,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 while (answer := await session.answers.get()) is not None:
                     if isinstance(answer, Exception):
                         raise answer
-                    yield pb.ExecuteResponse(result=wire.result_to_pb(await answer))
+                    result = await self._result(await answer)
+                    yield pb.ExecuteResponse(result=wire.result_to_pb(result))
                     session.ahead.release()
             finally:
                 session.abandon()
@@ -128,6 +133,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     def close(self) -> None:
         """End the engine's thread, once the step it computes is done."""
         self._thread.shutdown(cancel_futures=True)
+        self._waiting.shutdown(cancel_futures=True)
 
     async def _open(self, request: pb.ExecuteRequest) -> Session:
         if request.WhichOneof("message") != "open":
@@ -138,7 +144,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         scheduler_id = request.open.scheduler_id
         if scheduler_id in self._replaced:
             raise StaleTerm("a newer scheduler has taken the executor over")
-        session = Session(await self._call(lambda: self._executor.open(epoch, resume)), scheduler_id)
+        session = Session(await self._call(partial(self._open_executor, epoch, resume)), scheduler_id)
         older, self._session = self._session, session
         if older:
             older.end(StaleTerm(f"term {older.term} has ended: a newer scheduler holds term {session.term}"))
@@ -155,23 +161,46 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 if request.WhichOneof("message") != "plan":
                     raise InvalidRequest("every message of a session but the first must be `plan`")
                 plan = wire.plan_from_pb(request.plan)
-                session.answers.put_nowait(self._call(partial(self._step, session, plan)))
+                session.answers.put_nowait(self._call(partial(self._begin, session, plan)))
                 await session.ahead.acquire()
             session.answers.put_nowait(None)
         except Exception as error:  # the call ends with it, after the answers before
             session.answers.put_nowait(error)
 
-    def _step(self, session: Session, plan: StepPlan) -> StepResult:
+    def _begin(self, session: Session, plan: StepPlan) -> StepResult | PendingStep:
         """On the engine's thread: a plan, unless its session has ended or one before it was refused."""
         if session.over:
             raise session.over
         try:
-            result = self._executor.step(plan)
+            begun = self._begin_step(plan)
         except Exception as error:
             session.over = error
             raise
-        self._observe(plan, result)
-        return result
+        if isinstance(begun, StepResult):
+            self._observe(plan, begun)
+        else:
+            self._pending.append((plan, begun))
+        return begun
+
+    async def _result(self, begun: StepResult | PendingStep) -> StepResult:
+        """Of a step; while a device computes it, the engine's thread can begin the next."""
+        if isinstance(begun, StepResult):
+            return begun
+        await asyncio.get_running_loop().run_in_executor(self._waiting, begun.wait)
+        return await self._call(partial(self._end, begun))
+
+    def _end(self, step: PendingStep) -> StepResult:
+        """On the engine's thread: the result of a step. Those before it are counted too, if nobody waited for them."""
+        while any(pending is step for _, pending in self._pending):
+            plan, pending = self._pending.popleft()
+            self._observe(plan, pending.result())
+        return step.result()
+
+    def _open_executor(self, epoch: bytes, resume: bool) -> int:
+        """On the engine's thread: begin a session, after the steps of the one before."""
+        if self._pending:
+            self._end(self._pending[-1][1])
+        return self._executor.open(epoch, resume)
 
     def _observe(self, plan: StepPlan, result: StepResult) -> None:
         self._metrics.steps.inc()

@@ -22,6 +22,7 @@ from executor_svc.cuda_graphs import GraphedModel, capture_cuda
 from executor_svc.engine import Engine, EngineLimits
 from executor_svc.host import available_cores, available_memory
 from executor_svc.kv_pool import MIB, KvPool, blocks_that_fit
+from executor_svc.model_runner import ModelRunner
 from executor_svc.models.llama import Llama
 from executor_svc.models.registry import Model, load_model
 from executor_svc.models.spec import ModelSpec
@@ -85,7 +86,10 @@ def load_engine(settings: Config, metrics: ExecutorMetrics) -> Engine:
     if device.type == "cuda":
         model = _graphed(model, pool, limits)
     _check(constraints)
-    return Engine(read_identity(settings.model), model, pool, backend, constraints, limits, metrics)
+    identity = read_identity(settings.model)
+    pipelines = device.type == "cuda"
+    runner = ModelRunner(model, pool, backend, metrics)
+    return Engine(identity, runner, constraints, limits, metrics, pipelines=pipelines)
 
 
 def _check(constraints: Constraints) -> None:

@@ -38,6 +38,6 @@ def engine_subject(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Subject:
             monkeypatch.undo()
             raise RuntimeError("it broke")
 
-        monkeypatch.setattr("executor_svc.engine.build_batch", broken)
+        monkeypatch.setattr("executor_svc.model_runner.build_batch", broken)
 
     return Subject(engine, fail_next)

@@ -36,7 +36,7 @@ def load(model: Path, registry: CollectorRegistry | None = None, **options: Any)
 
 
 def samples_natively(engine: Engine) -> bool:
-    return isinstance(getattr(engine._kernels.sample_tokens, "__self__", None), NativeThreads)
+    return isinstance(getattr(engine.runner.kernels.sample_tokens, "__self__", None), NativeThreads)
 
 
 @pytest.mark.parametrize("choice", ["auto", "native"])
@@ -45,10 +45,10 @@ def test_bfloat16_is_native_and_says_so(folder: Path, library: NativeLibrary, ch
     with capture_logs() as lines:
         engine = load(folder, registry, cpu_backend=choice)
     name = f"native {library.instruction_sets()[-1].name.lower()}"
-    assert isinstance(engine._model, NativeLlama) and samples_natively(engine)
+    assert isinstance(engine.runner.model, NativeLlama) and samples_natively(engine)
     assert lines[0]["event"] == "loading the model" and lines[0]["backend"] == name
     assert registry.get_sample_value("citybus:executor_backend_info", {"backend": name}) == 1
-    assert registry.get_sample_value("citybus:executor_weights_bytes") == engine._model.weights_bytes
+    assert registry.get_sample_value("citybus:executor_weights_bytes") == engine.runner.model.weights_bytes
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_every_other_model_is_computed_by_torch(folder: Path, options: dict[str,
     registry = CollectorRegistry()
     with capture_logs() as lines:
         engine = load(folder, registry, **options)
-    assert isinstance(engine._model, Llama)
+    assert isinstance(engine.runner.model, Llama)
     assert samples_natively(engine) == (options.get("cpu_backend") != "torch" and load_library() is not None)
     assert lines[0]["backend"] == "torch"
     assert registry.get_sample_value("citybus:executor_backend_info", {"backend": "torch"}) == 1
@@ -89,7 +89,7 @@ def test_native_where_it_cannot_be_says_why(
 def test_without_the_library_torch_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_backend, "load_library", lambda: None)
     engine = load(folder)
-    assert isinstance(engine._model, Llama) and engine._kernels is REFERENCE
+    assert isinstance(engine.runner.model, Llama) and engine.runner.kernels is REFERENCE
     with pytest.raises(StartupError, match="install a C\\+\\+ compiler"):
         load(folder, cpu_backend="native")
 
@@ -152,7 +152,7 @@ def test_greedy_rows_alone_draw_what_they_draw_from_logits(folder: Path, library
     """Alone they are drawn without logits being written; beside a row that is not greedy all have them."""
     prompts = [[(7 * index + shift) % 250 for index in range(20 + shift)] for shift in range(5)]
     engine = load(folder, cpu_backend="native")
-    assert isinstance(engine._model, GreedyModel)
+    assert isinstance(engine.runner.model, GreedyModel)
     alone = generate(engine, prompts, 12)
     beside = generate(load(folder, cpu_backend="native"), [*prompts, [1]], 12, samplings=[GREEDY] * 5 + [Sampling()])
     assert beside[:5] == alone

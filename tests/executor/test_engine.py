@@ -128,7 +128,7 @@ def test_a_failing_forward_drops_the_rows_of_its_step_only(engine: Engine, monke
         raise RuntimeError(f"prompt {PROMPT}")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._model, "forward", fail)
+        patch.setattr(engine.runner.model, "forward", fail)
         result = engine.step(session.plan(new_sequences=(new(2, 2, 3),)))
     assert result.error == "RuntimeError" and result.sampled == ()
     assert resident_ids(engine) == [1]
@@ -140,7 +140,7 @@ def test_nan_in_one_row_does_not_reach_another(engine: Engine, monkeypatch: pyte
     clean = generate(engine, [PROMPT], 6)[0]
     session = Session(engine)
     drawn = session.drawn(new_sequences=(new(1, 0, 1), new(2, 2, 3)))
-    engine._pool.pools[:, [2, 3]] = torch.nan
+    engine.runner.pool.pools[:, [2, 3]] = torch.nan
     for _ in range(4):
         drawn += session.drawn(scheduled=(ScheduledSequence(2, 1), ScheduledSequence(1, 1)))
     assert [drawn[0], *drawn[3::2]] == clean[:5]
@@ -150,7 +150,7 @@ def test_nan_in_one_row_does_not_reach_another(engine: Engine, monkeypatch: pyte
 def test_blocks_of_a_sequence_of_nan_are_harmless_to_their_next_owner(engine: Engine) -> None:
     clean = generate(engine, [PROMPT], 6)[0]
     session = Session(engine)
-    engine._pool.pools.fill_(torch.nan)
+    engine.runner.pool.pools.fill_(torch.nan)
     drawn = session.drawn(new_sequences=(new(1, 0, 1),))
     for _ in range(5):
         drawn += session.drawn(scheduled=(ScheduledSequence(1, 1),))

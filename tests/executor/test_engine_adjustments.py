@@ -159,5 +159,5 @@ def test_a_batch_where_nobody_asks_has_no_adjustments(engine: Engine, monkeypatc
     def refuse(*_: object) -> None:
         raise AssertionError("logits are changed that nobody asked to change")
 
-    monkeypatch.setattr("executor_svc.engine.adjust_logits", refuse)
+    monkeypatch.setattr("executor_svc.model_runner.adjust_logits", refuse)
     assert len(generate(engine, PROMPTS[:2], 3)[0]) == 3

@@ -27,7 +27,7 @@ def recorded(
     """The logits of every token drawn, as bytes, in no order. Not greedily, as that may do without them."""
     seen: set[bytes] = set()
     samplings = [Sampling(seed=1)] * len(prompts)
-    forward = engine._model.forward
+    forward = engine.runner.model.forward
 
     def recording(*arguments: object) -> torch.Tensor:
         logits = forward(*arguments)  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def recorded(
         return logits
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._model, "forward", recording)
+        patch.setattr(engine.runner.model, "forward", recording)
         generate(engine, prompts, COUNT, samplings=samplings, **options)  # type: ignore[arg-type]
     return seen
 

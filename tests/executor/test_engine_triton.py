@@ -16,6 +16,7 @@ from common.step import Sampling
 from executor_svc.constraints import Constraints
 from executor_svc.engine import Engine, EngineLimits
 from executor_svc.kv_pool import KvPool
+from executor_svc.model_runner import ModelRunner
 from executor_svc.models.llama import Llama
 from executor_svc.models.spec import ModelSpec
 from executor_svc.weights import Checkpoint
@@ -35,7 +36,8 @@ def engine(folder: Path, kernels: Kernels, kv_dtype: torch.dtype = torch.float32
     pool = KvPool(spec, num_blocks=32, block_size=4, dtype=kv_dtype, device=cpu)
     metrics = ExecutorMetrics(CollectorRegistry())
     constraints = Constraints(folder, spec.vocab_size, 1)
-    return Engine(ModelIdentity("tiny", b""), model, pool, kernels, constraints, EngineLimits(64, 8, 64), metrics)
+    runner = ModelRunner(model, pool, kernels, metrics)
+    return Engine(ModelIdentity("tiny", b""), runner, constraints, EngineLimits(64, 8, 64), metrics, pipelines=True)
 
 
 def test_prefill_chunks_and_decodes_draw_the_references_tokens(tmp_path: Path) -> None:

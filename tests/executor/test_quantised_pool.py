@@ -70,7 +70,7 @@ def first_token(engine: Engine) -> list[int]:
 def test_a_copied_block_has_its_scales(make_engine: MakeEngine, name: str) -> None:
     expected = first_token(make_engine(kv_cache_dtype=name))
     engine = make_engine(kv_cache_dtype=name)
-    scales = engine._pool.scales
+    scales = engine.runner.pool.scales
     assert scales is not None
     scales.fill_(torch.nan)
     session = Session(engine)

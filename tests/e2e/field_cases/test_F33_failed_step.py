@@ -35,8 +35,8 @@ class Faulty:
         self.engine = engine
         self.poison = -1
         self.failed: list[set[int]] = []
-        self._forward = engine._model.forward
-        patch.setattr(engine._model, "forward", self._raise_for_poison)
+        self._forward = engine.runner.model.forward
+        patch.setattr(engine.runner.model, "forward", self._raise_for_poison)
 
     def describe(self) -> ExecutorInfo:
         return self.engine.describe()

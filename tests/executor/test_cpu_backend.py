@@ -98,7 +98,7 @@ def test_a_processor_without_avx2_computes_by_torch(
     folder: Path, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NativeLibrary, "instruction_sets", lambda self: [])
-    assert isinstance(load(folder)._model, Llama)
+    assert isinstance(load(folder).runner.model, Llama)
     with pytest.raises(StartupError, match="no AVX2"):
         load(folder, cpu_backend="native")
 

@@ -31,10 +31,12 @@ from scheduler_svc.core.guard import GuardedPolicy, PolicyChange
 from scheduler_svc.doors import admin_server, check_doors, client_server, executor_client, read_rules
 from scheduler_svc.events import EventBus, ExecutorConnected, ExecutorLost, Preempted
 from scheduler_svc.executor_client import ExecutorClient, Fenced
+from scheduler_svc.file_journal import open_journal
 from scheduler_svc.form_check import FormCheck
 from scheduler_svc.frontend import GenerationServicer
 from scheduler_svc.garbage import collect_seldom
-from scheduler_svc.journal import Journal, NoJournal, open_journal
+from scheduler_svc.health import Health
+from scheduler_svc.journal import Journal, NoJournal
 from scheduler_svc.loop import Recover, SchedulerLoop
 from scheduler_svc.model_files import read_model_files
 from scheduler_svc.plan_log import PlanLog
@@ -92,10 +94,11 @@ async def _serve(
             settings,
             metrics,
             journal,
-            on_serving=lambda serving: _on_serving(serving, server, loop, events),
+            on_serving=lambda serving: _on_serving(serving, health, events),
             on_hand_over=announce_hand_over(metrics, events),
             on_plan=_plan_watcher(_plan_recorder(settings, stack), events),
         )
+        health = Health(server, loop, journal)
         generation = GenerationServicer(
             loop,
             encoder,
@@ -109,7 +112,9 @@ async def _serve(
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server.server)
         desk = PolicyDesk(guarded, shelf, memory, events, time_limit)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(_operating(loop, desk, events, server), admin.server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminServicer(loop, desk, events, on_draining=health.tell), admin.server
+        )
         metrics_server = serve_metrics(registry, settings.metrics_listen)
         stack.callback(metrics_server.close)
         port, admin_port = await server.start(), await admin.start()
@@ -140,16 +145,6 @@ def _acceptance(
     return Acceptance(encoder, eos_token_ids, metrics, settings.time_limit, time.monotonic, cache_by_tenant=by_tenant)
 
 
-def _operating(loop: SchedulerLoop, desk: PolicyDesk, events: EventBus, server: GrpcServer) -> AdminServicer:
-    """The operator's service; what it drains is no longer healthy."""
-    return AdminServicer(
-        loop,
-        desk,
-        events,
-        on_draining=lambda draining: server.set_serving(not draining and loop.info() is not None),
-    )
-
-
 async def _check(settings: Config, shelf: PolicyShelf) -> None:
     """Whether it could serve: a standby must not find out when the one before it has gone. Raises `StartupError`."""
     await _load(shelf, settings.policy_folder)
@@ -176,9 +171,9 @@ def _guarded_policy(
     return GuardedPolicy(policy, time_limit=time_limit, starvation_s=settings.starvation_limit, on_change=on_change)
 
 
-async def _on_serving(serving: bool, server: GrpcServer, loop: SchedulerLoop, events: EventBus) -> None:
+async def _on_serving(serving: bool, health: Health, events: EventBus) -> None:
     events.publish(ExecutorConnected() if serving else ExecutorLost())
-    await server.set_serving(serving and not loop.draining)
+    await health.tell()
 
 
 def _plan_watcher(record: Callable[[StepPlan], None], events: EventBus) -> Callable[[StepPlan], None]:

@@ -32,7 +32,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         loop: SchedulerLoop,
         desk: PolicyDesk,
         events: EventBus,
-        on_draining: Callable[[bool], Awaitable[None]],
+        on_draining: Callable[[], Awaitable[None]],
     ) -> None:
         self._loop = loop
         self._desk = desk
@@ -105,4 +105,4 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if self._loop.draining != draining:
             self._loop.refuse(draining)
             self._events.publish(DrainingChanged(draining))
-            await self._on_draining(draining)
+            await self._on_draining()

@@ -12,7 +12,7 @@ import pytest
 
 from common.errors import StartupError, Unavailable
 from scheduler_svc.core.request import Beginning, FinishReason, Outcome
-from scheduler_svc.journal import FileJournal, open_journal
+from scheduler_svc.file_journal import FileJournal, open_journal
 from scheduler_svc.journal_file import KEEP_ENDED, KEEP_ENDED_S, Batch, Entry, JournalFile
 from scheduler_svc.journal_records import beginning_from_json, outcome_from_json
 
@@ -67,6 +67,12 @@ async def test_what_could_not_be_written_is_written_later_and_new_requests_are_r
     await journal.accept([1], b"first")
     journal.append(1, 0, range(3))
     commit, sizes = JournalFile.commit, []
+    heard: list[bool] = []
+
+    async def hear() -> None:
+        heard.append(journal.fails)
+
+    journal.watch(hear)
 
     def fail(file: JournalFile, batch: Batch) -> None:
         commit(file, batch)  # whether it was written before it failed is not known
@@ -84,10 +90,12 @@ async def test_what_could_not_be_written_is_written_later_and_new_requests_are_r
             while len(sizes) < 2:
                 await asyncio.sleep(0.01)
     assert set(sizes) == {1}, "who is refused at once is not kept"
+    assert heard == [True]
     journal.append(1, 5, range(5, 7))
     async with asyncio.timeout(20):
         while not await accepted(journal, 50):
             await asyncio.sleep(0.01)
+    assert heard == [True, False]
     entries = await reopened(journal, tmp_path / "journal")
     assert [(entry.sequence_id, entry.outcome is None) for entry in entries] == [(1, True), (2, False), (50, True)]
     assert entries[0].tokens == tuple(range(7))

@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 from scheduler_svc import policy_memory
 from scheduler_svc.core.guard import GuardedPolicy
 from scheduler_svc.core.policy import Policy
-from scheduler_svc.journal import FileJournal, NoJournal, open_journal
+from scheduler_svc.file_journal import FileJournal, open_journal
+from scheduler_svc.journal import NoJournal
 from scheduler_svc.policy_memory import MAX_RECORD_BYTES, PolicyMemory
 from scheduler_svc.policy_shelf import PolicyShelf
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from scheduler_svc.journal import open_journal
+from scheduler_svc.file_journal import open_journal
 from scheduler_svc.journal_file import Batch, Entry, JournalFile
 from scheduler_svc.wal_tail import WalTail, read_tail
 

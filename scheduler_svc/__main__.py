@@ -28,7 +28,7 @@ from scheduler_svc.alarm import Alarm
 from scheduler_svc.chat_template import ChatTemplate
 from scheduler_svc.config import Config
 from scheduler_svc.core.guard import GuardedPolicy, PolicyChange
-from scheduler_svc.doors import admin_server, check_doors, client_server, executor_client, read_rules
+from scheduler_svc.doors import admin_server, check_addresses, check_doors, client_server, executor_client, read_rules
 from scheduler_svc.events import EventBus, ExecutorConnected, ExecutorLost, Preempted
 from scheduler_svc.executor_client import ExecutorClient, Fenced
 from scheduler_svc.form_check import FormCheck
@@ -44,6 +44,13 @@ from scheduler_svc.policy_shelf import PolicyShelf
 from scheduler_svc.prompts import PromptEncoder
 from scheduler_svc.succession import announce_hand_over
 from scheduler_svc.tokenizer import Tokenizer
+
+
+async def check(settings: Config) -> None:
+    """Whether it could serve, as far as that can be said without an executor. Raises `StartupError`."""
+    await _check(settings, PolicyShelf(settings.policy_folder))
+    executor_client(settings)
+    check_addresses(settings)
 
 
 async def serve(settings: Config) -> None:
@@ -226,7 +233,7 @@ def main() -> int:
         )
         log.configure("scheduler", settings.log_level)
         structlog.get_logger().info("starting", version=importlib.metadata.version("citybus"))
-        asyncio.run(serve(settings))
+        asyncio.run(check(settings) if settings.check else serve(settings))
     except StartupError as error:
         print(f"scheduler: {error}", file=sys.stderr)
         return 2

@@ -59,10 +59,21 @@ def check_doors(settings: Config, environ: Mapping[str, str]) -> None:
         how="make keys with 'citybus keys new' and set --keys-file",
     )
     if settings.keys_file is not None and settings.tls_cert is None and not address.is_loopback(settings.listen):
-        log.warning("API keys travel unencrypted: set tls_cert and tls_key", listen=settings.listen)
+        log.warning("API keys travel unencrypted: set --tls-cert and --tls-key", listen=settings.listen)
     read_rules(settings)
     server_credentials(settings.tls)
     read_token(settings.admin_token_file, environ)
+
+
+def check_addresses(settings: Config) -> None:
+    """Whether nobody listens where it would. Raises `StartupError`."""
+    for flag, listen in (
+        ("--listen", settings.listen),
+        ("--admin-listen", settings.admin_listen),
+        ("--metrics-listen", settings.metrics_listen),
+    ):
+        if listen:
+            address.check_free(listen, flag)
 
 
 def executor_client(settings: Config) -> ExecutorClient:
@@ -95,6 +106,7 @@ def admin_server(settings: Config, environ: Mapping[str, str]) -> GrpcServer:
     open_to_all = token is None and address.is_loopback(settings.admin_listen)
     return GrpcServer(
         settings.admin_listen,
+        flag="--admin-listen",
         services=["citybus.admin.v1.AdminService"],
         max_message_bytes=ADMIN_MESSAGE_BYTES,
         interceptors=[] if open_to_all else [admin_doorkeeper(token)],

@@ -19,14 +19,13 @@ from citybus.cli.bench.options import (
     calls_of,
     check_writable,
     console,
-    positive,
     positive_int,
     target_of,
     workload_of,
     writing,
 )
 from citybus.cli.bench.progress import counting
-from citybus.cli.options import add_address, failures
+from citybus.cli.options import add_address, failures, positive
 
 _MODE_HELP = (
     "a policy to compare, may be repeated; the first is what the others are held against (default: static_batch,"

@@ -297,7 +297,8 @@ async def test_a_second_server_on_the_port_cannot_start() -> None:
     with pytest.raises(errors.StartupError) as refusal:
         await second.start()
     assert str(refusal.value) == (
-        f"cannot listen on {address}: Address already in use; stop what holds it, or choose another address with --listen"
+        f"cannot listen on {address}: Address already in use; stop what holds it, or choose another address with"
+        " --listen"
     )
     await first.server.stop(None)
     third = GrpcServer(address, services=[], max_message_bytes=LIMIT)

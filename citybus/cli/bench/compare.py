@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--mode", type=_mode, action="append", metavar="POLICY[:PARAMETER=VALUE;...]", help=_MODE_HELP)
     add("--rates", type=_rates, default=(), metavar="R,R,...", help=_RATES_HELP)
     add("--json", type=Path, metavar="FILE", help="write the figures of every run (default: no)")
-    add("--plot", type=Path, metavar="FILE", help="draw them as a PNG (default: no)")
+    add("--plot", type=Path, metavar="FILE", help="draw them as a PNG; needs the extra 'bench' (default: no)")
     parser.set_defaults(run=_run)
 
 

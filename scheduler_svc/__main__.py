@@ -37,11 +37,12 @@ from scheduler_svc.garbage import collect_seldom
 from scheduler_svc.journal import Journal, NoJournal, open_journal
 from scheduler_svc.loop import Recover, SchedulerLoop
 from scheduler_svc.model_files import read_model_files
-from scheduler_svc.plan_log import PlanLog
+from scheduler_svc.plan_log import plan_recorder
 from scheduler_svc.policy_desk import PolicyDesk, announce
 from scheduler_svc.policy_memory import PolicyMemory
 from scheduler_svc.policy_shelf import PolicyShelf
 from scheduler_svc.prompts import PromptEncoder
+from scheduler_svc.spent_journals import remove_spent
 from scheduler_svc.succession import announce_hand_over
 from scheduler_svc.tokenizer import Tokenizer
 
@@ -61,6 +62,8 @@ async def serve(settings: Config) -> None:
     shelf = PolicyShelf(settings.policy_folder)
     await _check(settings, shelf)
     client = executor_client(settings)
+    if settings.journal is not None:
+        await asyncio.to_thread(remove_spent, settings.journal)
     journal = await open_journal(settings.journal) if settings.journal is not None else NoJournal()
     forms = FormCheck(settings.model)
     collect_seldom()
@@ -101,7 +104,7 @@ async def _serve(
             journal,
             on_serving=lambda serving: _on_serving(serving, server, loop, events),
             on_hand_over=announce_hand_over(metrics, events),
-            on_plan=_plan_watcher(_plan_recorder(settings, stack), events),
+            on_plan=_plan_watcher(plan_recorder(settings.plan_log, stack), events),
         )
         generation = GenerationServicer(
             loop,
@@ -195,14 +198,6 @@ def _plan_watcher(record: Callable[[StepPlan], None], events: EventBus) -> Calla
             events.publish(Preempted(plan.preempted_ids, plan.step))
 
     return watch
-
-
-def _plan_recorder(settings: Config, stack: contextlib.ExitStack) -> Callable[[StepPlan], None]:
-    if settings.plan_log is None:
-        return lambda plan: None
-    plan_log = PlanLog(settings.plan_log)
-    stack.callback(plan_log.close)
-    return plan_log.write
 
 
 async def _until_signal(server: GrpcServer, loop: SchedulerLoop, recover: Recover, grace_s: float) -> None:

@@ -173,7 +173,7 @@ async def _load(shelf: PolicyShelf, folder: Path | None) -> None:
         try:
             await shelf.reload()
         except InvalidRequest as error:
-            raise StartupError(str(error)) from error
+            raise StartupError(f"--policy-folder: {error}") from error
 
 
 def _guarded_policy(

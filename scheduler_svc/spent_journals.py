@@ -43,8 +43,8 @@ def _remove_if_spent(path: Path) -> None:
 def _is_spent(path: Path) -> bool:
     if not path.exists():
         return True
-    now = time.time()
-    crashed = Path(f"{path}-wal").exists()  # its own scheduler has to see what is left of it
+    now, log = time.time(), Path(f"{path}-wal")
+    crashed = log.exists() and log.stat().st_size > 0  # its own scheduler has to see what is left of it
     if crashed or now - path.stat().st_mtime < KEEP_ENDED_S:
         return False
     try:

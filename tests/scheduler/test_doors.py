@@ -66,7 +66,7 @@ def test_keys_over_an_open_network_are_warned_of(keys: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize("option", ["keys_file", "limits_file"])
 def test_a_file_that_is_not_there_is_found_out_at_the_start(option: str, tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=f"{tmp_path}/absent.*No such file"):
+    with pytest.raises(StartupError, match=f"--{option.replace('_', '-')}: {tmp_path}/absent.*No such file"):
         check(**{option: tmp_path / "absent"})
 
 

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import struct
 from collections.abc import Callable
+from typing import NamedTuple
 
 GENERATE = "/citybus.v1.GenerationService/Generate"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -21,6 +22,14 @@ _FRAME, _MESSAGE = struct.Struct(">BHBBI"), struct.Struct(">BI")
 """Before a frame: length (in two parts), kind, flags, stream. Before a gRPC message: compressed or not, length."""
 
 OnMessage = Callable[[bytes], None]
+OnEnd = Callable[[], None]
+
+
+class _Call(NamedTuple):
+    """Who hears of an answer."""
+
+    on_message: OnMessage
+    on_end: OnEnd
 
 
 class Http2Client(asyncio.Protocol):
@@ -33,8 +42,9 @@ class Http2Client(asyncio.Protocol):
         self._authority = authority
         self._rest = b""
         self._ids = itertools.count(1, 2)
-        self._calls: dict[int, OnMessage] = {}
+        self._calls: dict[int, _Call] = {}
         self._parts: dict[int, bytes] = {}
+        self._lost = False
         self.broken = 0
         """Calls that ended by a reset, or were open when the connection ended."""
 
@@ -45,12 +55,17 @@ class Http2Client(asyncio.Protocol):
         window = struct.pack(">I", _LARGEST_WINDOW - _FIRST_WINDOW)
         transport.write(PREFACE + frame(SETTINGS, 0, 0, settings) + frame(_WINDOW_UPDATE, 0, 0, window))
 
-    def call(self, path: str, request: bytes, on_message: OnMessage) -> None:
-        """Call the method at `path` ("/package.Service/Method"); every message of the answer goes to `on_message`."""
+    def call(self, path: str, request: bytes, on_message: OnMessage, on_end: OnEnd = lambda: None) -> None:
+        """Call the method at `path` ("/package.Service/Method"); every message of the answer goes to `on_message`, and
+        `on_end` is called once: when the stream has ended, in whatever way, or the connection has.
+        """
         stream = next(self._ids)
-        self._calls[stream] = on_message
+        self._calls[stream] = _Call(on_message, on_end)
         block = header_block(path, self._authority)
         message = _MESSAGE.pack(0, len(request)) + request
+        if self._lost:
+            self._end_all()
+            return
         self._transport.write(frame(HEADERS, END_HEADERS, stream, block) + frame(DATA, _END_STREAM, stream, message))
 
     def close(self) -> None:
@@ -58,7 +73,14 @@ class Http2Client(asyncio.Protocol):
         self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._end_all()
+
+    def _end_all(self) -> None:
         self.broken += len(self._calls)
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.on_end()
 
     def data_received(self, data: bytes) -> None:
         data = self._rest + data
@@ -79,8 +101,10 @@ class Http2Client(asyncio.Protocol):
         elif kind in (SETTINGS, PING) and not flags & _ACK:
             self._transport.write(frame(kind, _ACK, 0, payload if kind == PING else b""))
         elif kind == _RST_STREAM or (kind == HEADERS and flags & _END_STREAM):
-            self.broken += stream in self._calls and kind == _RST_STREAM
-            self._calls.pop(stream, None)
+            call = self._calls.pop(stream, None)
+            if call is not None:
+                self.broken += kind == _RST_STREAM
+                call.on_end()
         elif kind == _GOAWAY:
             self._transport.close()
 
@@ -93,7 +117,7 @@ class Http2Client(asyncio.Protocol):
             after = start + _MESSAGE.unpack_from(payload, at)[1]
             if len(payload) < after:
                 break
-            self._calls[stream](payload[start:after])
+            self._calls[stream].on_message(payload[start:after])
             at = after
         if at < len(payload):
             self._parts[stream] = payload[at:]

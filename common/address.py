@@ -17,8 +17,10 @@ def split(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def check_free(address: str) -> None:
-    """Try whether `address` can be listened on. Raises `StartupError` with the system's own reason where it cannot."""
+def check_free(address: str, flag: str) -> None:
+    """Try whether `address`, given by `flag`, can be listened on. Raises `StartupError` with the system's own reason
+    where it cannot.
+    """
     host, port = split(address)
     try:
         family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -27,13 +29,13 @@ def check_free(address: str) -> None:
             probe.bind(resolved)
             probe.listen()
     except OSError as error:
-        raise cannot_listen(address, error) from error
+        raise cannot_listen(address, flag, error) from error
 
 
-def cannot_listen(address: str, error: OSError) -> StartupError:
-    """The error of a service that could not listen on `address`."""
+def cannot_listen(address: str, flag: str, error: OSError) -> StartupError:
+    """The error of a service that could not listen on `address`, given by `flag`."""
     return StartupError(
-        f"cannot listen on {address}: {error.strerror}; stop what holds it, or configure another address"
+        f"cannot listen on {address}: {error.strerror}; stop what holds it, or choose another address with {flag}"
     )
 
 

@@ -43,6 +43,11 @@ def option(default: Any, help: str, *, unit: str = "", choices: Sequence[str] = 
     return dataclasses.field(default=default, metadata={"help": help, "unit": unit, "choices": tuple(choices)})
 
 
+def flag_of(name: str) -> str:
+    """The flag of the option `name`: how messages name it, wherever its value came from."""
+    return "--" + name.replace("_", "-")
+
+
 def load(cls: type[Config], argv: Sequence[str], environ: Mapping[str, str], *, prog: str, env_prefix: str) -> Config:
     """The configuration that `argv` (without the program's name), `environ` and the file named in either give.
 
@@ -79,7 +84,7 @@ class _Option:
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
 
     @property
     def variable(self) -> str:

@@ -39,15 +39,17 @@ log = structlog.get_logger()
 class GrpcServer:
     """A server whose servicers are added to `server` before `start`. To be made inside a running event loop.
 
-    `listen` is "host:port" (port 0: any free one); `services` are the full names of what it serves. A message of more
-    than `max_message_bytes` is refused with RESOURCE_EXHAUSTED before it is parsed, and so is a call beyond `max_calls`
-    open ones. `interceptors` come after the one that turns errors into statuses. `credentials` None: no TLS.
+    `listen` is "host:port" (port 0: any free one), which the option `flag` gave; `services` are the full names of what
+    it serves. A message of more than `max_message_bytes` is refused with RESOURCE_EXHAUSTED before it is parsed, and so
+    is a call beyond `max_calls` open ones. `interceptors` come after the one that turns errors into statuses.
+    `credentials` None: no TLS.
     """
 
     def __init__(
         self,
         listen: str,
         *,
+        flag: str = "--listen",
         services: Sequence[str],
         max_message_bytes: int,
         max_calls: int = MAX_CALLS,
@@ -56,6 +58,7 @@ class GrpcServer:
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self.listen = listen
+        self._flag = flag
         self._credentials = credentials
         self.server = grpc.aio.server(
             interceptors=[ErrorInterceptor(), *interceptors],
@@ -72,7 +75,7 @@ class GrpcServer:
         reflection.enable_server_reflection(
             (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server
         )
-        address.check_free(self.listen)  # gRPC itself gives no reason
+        address.check_free(self.listen, self._flag)  # gRPC itself gives no reason
         try:
             if self._credentials is None:
                 port = self.server.add_insecure_port(self.listen)

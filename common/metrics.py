@@ -228,4 +228,4 @@ def serve_metrics(registry: CollectorRegistry, listen: str) -> MetricsServer:
     try:
         return MetricsServer(*start_http_server(port, host, registry))
     except OSError as error:
-        raise address.cannot_listen(listen, error) from error
+        raise address.cannot_listen(listen, "--metrics-listen", error) from error

@@ -7,7 +7,9 @@ everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 from common.grammar import Grammar
@@ -109,6 +111,11 @@ class Draft:
 
     sequence_id: int
     token_ids: tuple[int, ...]
+
+
+def num_right(guesses: Sequence[int], drawn: Sequence[int]) -> int:
+    """How many of the guesses are right: those before the first that is another token than the one drawn."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(guesses, drawn, strict=False)))
 
 
 @dataclass(frozen=True, slots=True)

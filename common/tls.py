@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from common.config import flag_of
 from common.errors import StartupError
 
 _FAILURES = {
@@ -35,9 +36,9 @@ def check_tls_options(settings: Any, cert: str, key: str, ca: str = "") -> None:
     """Raise `ValueError` where one of two options that belong together is missing; `ca`, if named, needs both."""
     has_cert, has_key = (getattr(settings, name) is not None for name in (cert, key))
     if has_cert != has_key:
-        raise ValueError(f"{cert} and {key} belong together: set both, or neither")
+        raise ValueError(f"{flag_of(cert)} and {flag_of(key)} belong together: set both, or neither")
     if ca and getattr(settings, ca) is not None and not has_cert:
-        raise ValueError(f"{ca} needs {cert} and {key}: without them there is no TLS")
+        raise ValueError(f"{flag_of(ca)} needs {flag_of(cert)} and {flag_of(key)}: without them there is no TLS")
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials | None:

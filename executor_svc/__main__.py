@@ -72,7 +72,9 @@ def check_settings(settings: Config) -> None:
         insecure_bind=settings.insecure_bind,
         how="set --token-file, and --executor-token-file of the scheduler",
     )
-    address.check_free(settings.listen)
+    address.check_free(settings.listen, "--listen")
+    if settings.metrics_listen:
+        address.check_free(settings.metrics_listen, "--metrics-listen")
     server_credentials(settings.tls)
     _doorkeeper(settings)
 
@@ -86,6 +88,8 @@ def main() -> int:
         log.configure("executor", settings.log_level)
         check_settings(settings)
         check_own_kernels()
+        if settings.check:
+            return 0
         os.environ.setdefault("GOMP_SPINCOUNT", "0")
         from executor_svc.startup import load_engine  # only now: it imports kernels, and torch reads the line above
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import NamedTuple, TypeAlias
 
 from common.resident import ResidentSequence
-from common.step import Sampling
+from common.step import Sampling, num_right
 from executor_svc.constraints import Constraint
 from kernels.sample_tokens import GREEDY_BELOW
 
@@ -102,8 +101,7 @@ class Row(NamedTuple):
 
     def num_valid(self, drawn: Sequence[int]) -> int:
         """How many of the tokens drawn count: up to the first that was guessed otherwise, itself included."""
-        right = takewhile(lambda pair: pair[0] == pair[1], zip(self.draft, drawn, strict=False))
-        return min(len(drawn), 1 + sum(1 for _ in right))
+        return min(len(drawn), 1 + num_right(self.draft, drawn))
 
     @property
     def scored(self) -> range:

@@ -28,7 +28,7 @@ from scheduler_svc.alarm import Alarm
 from scheduler_svc.chat_template import ChatTemplate
 from scheduler_svc.config import Config
 from scheduler_svc.core.guard import GuardedPolicy, PolicyChange
-from scheduler_svc.doors import admin_server, check_doors, client_server, executor_client, read_rules
+from scheduler_svc.doors import admin_server, check_addresses, check_doors, client_server, executor_client, read_rules
 from scheduler_svc.events import EventBus, ExecutorConnected, ExecutorLost, Preempted
 from scheduler_svc.executor_client import ExecutorClient, Fenced
 from scheduler_svc.file_journal import open_journal
@@ -39,13 +39,21 @@ from scheduler_svc.health import Health
 from scheduler_svc.journal import Journal, NoJournal
 from scheduler_svc.loop import Recover, SchedulerLoop
 from scheduler_svc.model_files import read_model_files
-from scheduler_svc.plan_log import PlanLog
+from scheduler_svc.plan_log import plan_recorder
 from scheduler_svc.policy_desk import PolicyDesk, announce
 from scheduler_svc.policy_memory import PolicyMemory
 from scheduler_svc.policy_shelf import PolicyShelf
 from scheduler_svc.prompts import PromptEncoder
+from scheduler_svc.spent_journals import remove_spent
 from scheduler_svc.succession import announce_hand_over
 from scheduler_svc.tokenizer import Tokenizer
+
+
+async def check(settings: Config) -> None:
+    """Whether it could serve, as far as that can be said without an executor. Raises `StartupError`."""
+    await _check(settings, PolicyShelf(settings.policy_folder))
+    executor_client(settings)
+    check_addresses(settings)
 
 
 async def serve(settings: Config) -> None:
@@ -56,6 +64,8 @@ async def serve(settings: Config) -> None:
     shelf = PolicyShelf(settings.policy_folder)
     await _check(settings, shelf)
     client = executor_client(settings)
+    if settings.journal is not None:
+        await asyncio.to_thread(remove_spent, settings.journal)
     journal = await open_journal(settings.journal) if settings.journal is not None else NoJournal()
     forms = FormCheck(settings.model)
     collect_seldom()
@@ -96,7 +106,7 @@ async def _serve(
             journal,
             on_serving=lambda serving: _on_serving(serving, health, events),
             on_hand_over=announce_hand_over(metrics, events),
-            on_plan=_plan_watcher(_plan_recorder(settings, stack), events),
+            on_plan=_plan_watcher(plan_recorder(settings.plan_log, stack), events),
         )
         health = Health(server, loop, journal)
         generation = GenerationServicer(
@@ -158,7 +168,7 @@ async def _load(shelf: PolicyShelf, folder: Path | None) -> None:
         try:
             await shelf.reload()
         except InvalidRequest as error:
-            raise StartupError(str(error)) from error
+            raise StartupError(f"--policy-folder: {error}") from error
 
 
 def _guarded_policy(
@@ -183,14 +193,6 @@ def _plan_watcher(record: Callable[[StepPlan], None], events: EventBus) -> Calla
             events.publish(Preempted(plan.preempted_ids, plan.step))
 
     return watch
-
-
-def _plan_recorder(settings: Config, stack: contextlib.ExitStack) -> Callable[[StepPlan], None]:
-    if settings.plan_log is None:
-        return lambda plan: None
-    plan_log = PlanLog(settings.plan_log)
-    stack.callback(plan_log.close)
-    return plan_log.write
 
 
 async def _until_signal(server: GrpcServer, loop: SchedulerLoop, recover: Recover, grace_s: float) -> None:
@@ -221,7 +223,7 @@ def main() -> int:
         )
         log.configure("scheduler", settings.log_level)
         structlog.get_logger().info("starting", version=importlib.metadata.version("citybus"))
-        asyncio.run(serve(settings))
+        asyncio.run(check(settings) if settings.check else serve(settings))
     except StartupError as error:
         print(f"scheduler: {error}", file=sys.stderr)
         return 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.config import REQUIRED, option
+from common.config import REQUIRED, flag_of, option
 from common.server_limits import MAX_CALLS
 from common.tls import TlsFiles, check_tls_options
 
@@ -30,7 +30,7 @@ class Config:
     executor_token_file: Path | None = option(None, "file with the token that the executor asks for; none is no token")
     executor_ca: Path | None = option(None, "PEM file with the CA of the executor's certificate; none is no TLS to it")
     executor_cert: Path | None = option(None, "PEM file with the certificate to show to the executor")
-    executor_key: Path | None = option(None, "PEM file with the key of executor_cert")
+    executor_key: Path | None = option(None, "PEM file with the key of --executor-cert")
     admin_token_file: Path | None = option(
         None, "file with the token that operators must send, made where there is none; none is no token"
     )
@@ -41,11 +41,11 @@ class Config:
     tls_cert: Path | None = option(
         None, "PEM file with the certificate to show to clients and operators, and its chain; none is no TLS"
     )
-    tls_key: Path | None = option(None, "PEM file with the key of tls_cert")
+    tls_key: Path | None = option(None, "PEM file with the key of --tls-cert")
     tls_client_ca: Path | None = option(
         None, "PEM file with the CA of clients' and operators' certificates; none: they need no certificate"
     )
-    insecure_bind: bool = option(False, "listen beyond this machine without keys_file or tls_client_ca")
+    insecure_bind: bool = option(False, "listen beyond this machine without --keys-file or --tls-client-ca")
     policy: str = option("fcfs", "scheduling policy: built-in, installed, or of a file in the policy folder")
     policy_folder: Path | None = option(None, "folder with policies of your own, one Python file each")
     policy_time_limit: float = option(
@@ -74,22 +74,24 @@ class Config:
     )
     plan_log: Path | None = option(None, "file to record every plan in, one JSON object a line")
     log_level: str = option("info", "least severity logged", choices=("debug", "info", "warning", "error"))
+    check: bool = option(False, "only check the options, and end: with exit code 0 where they are good")
 
     def __post_init__(self) -> None:
         check_tls_options(self, "tls_cert", "tls_key", "tls_client_ca")
         check_tls_options(self, "executor_cert", "executor_key")
         if self.executor_cert is not None and self.executor_ca is None:
-            raise ValueError("executor_cert needs executor_ca: without it there is no TLS to the executor")
-        positive = "window step_timeout executor_timeout max_request_bytes max_queued_requests"
+            raise ValueError("--executor-cert needs --executor-ca: without it there is no TLS to the executor")
+        positive = "window step_timeout executor_timeout max_request_bytes max_queued_requests time_limit"
         for name in (*positive.split(), "policy_time_limit", "starvation_limit"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be more than 0")
+                raise ValueError(f"{flag_of(name)} must be more than 0")
+        for name in ("drain_grace", "attach_grace"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{flag_of(name)} must not be less than 0")
         if not 0 <= self.speculative_tokens <= MAX_SPECULATIVE_TOKENS:
-            raise ValueError(f"speculative_tokens must be 0 to {MAX_SPECULATIVE_TOKENS}")
+            raise ValueError(f"--speculative-tokens must be 0 to {MAX_SPECULATIVE_TOKENS}")
         if self.max_request_bytes > MAX_MESSAGE_BYTES:
-            raise ValueError(f"max_request_bytes must be at most {MAX_MESSAGE_BYTES}, as in gRPC")
-        if self.time_limit <= 0 or self.drain_grace < 0 or self.attach_grace < 0:
-            raise ValueError("time_limit must be more than 0, drain_grace and attach_grace not less")
+            raise ValueError(f"--max-request-bytes must be at most {MAX_MESSAGE_BYTES}, as in gRPC")
 
     @property
     def max_calls(self) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
 from common import address
-from common.errors import CitybusError
+from common.errors import CitybusError, StartupError
 from common.grpc_server import GrpcServer
 from common.metrics import SchedulerMetrics
 from common.model_identity import read_identity
@@ -24,6 +26,8 @@ from scheduler_svc.quotas import Limits
 from scheduler_svc.watched_file import WatchedFile
 
 ADMIN_MESSAGE_BYTES = 2**20
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -43,9 +47,16 @@ class Rules:
 def read_rules(settings: Config) -> Rules:
     """What the files say. Raises `StartupError`."""
     return Rules(
-        WatchedFile(settings.keys_file, parse_keys) if settings.keys_file is not None else None,
-        WatchedFile(settings.limits_file, parse_limits) if settings.limits_file is not None else None,
+        _watched("--keys-file", settings.keys_file, parse_keys),
+        _watched("--limits-file", settings.limits_file, parse_limits),
     )
+
+
+def _watched(flag: str, path: Path | None, parse: Callable[[str], T]) -> WatchedFile[T] | None:
+    try:
+        return None if path is None else WatchedFile(path, parse)
+    except StartupError as error:
+        raise StartupError(f"{flag}: {error}") from error
 
 
 def check_doors(settings: Config, environ: Mapping[str, str]) -> None:
@@ -59,10 +70,21 @@ def check_doors(settings: Config, environ: Mapping[str, str]) -> None:
         how="make keys with 'citybus keys new' and set --keys-file",
     )
     if settings.keys_file is not None and settings.tls_cert is None and not address.is_loopback(settings.listen):
-        log.warning("API keys travel unencrypted: set tls_cert and tls_key", listen=settings.listen)
+        log.warning("API keys travel unencrypted: set --tls-cert and --tls-key", listen=settings.listen)
     read_rules(settings)
     server_credentials(settings.tls)
     read_token(settings.admin_token_file, environ)
+
+
+def check_addresses(settings: Config) -> None:
+    """Whether nobody listens where it would. Raises `StartupError`."""
+    for flag, listen in (
+        ("--listen", settings.listen),
+        ("--admin-listen", settings.admin_listen),
+        ("--metrics-listen", settings.metrics_listen),
+    ):
+        if listen:
+            address.check_free(listen, flag)
 
 
 def executor_client(settings: Config) -> ExecutorClient:
@@ -95,6 +117,7 @@ def admin_server(settings: Config, environ: Mapping[str, str]) -> GrpcServer:
     open_to_all = token is None and address.is_loopback(settings.admin_listen)
     return GrpcServer(
         settings.admin_listen,
+        flag="--admin-listen",
         services=["citybus.admin.v1.AdminService"],
         max_message_bytes=ADMIN_MESSAGE_BYTES,
         interceptors=[] if open_to_all else [admin_doorkeeper(token)],

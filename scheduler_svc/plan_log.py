@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +14,15 @@ from common.errors import StartupError
 from common.step import StepPlan
 
 log = structlog.get_logger()
+
+
+def plan_recorder(path: Path | None, stack: ExitStack) -> Callable[[StepPlan], None]:
+    """What records a plan in the file at `path`, until `stack` is closed; None: nothing does."""
+    if path is None:
+        return lambda plan: None
+    plan_log = PlanLog(path)
+    stack.callback(plan_log.close)
+    return plan_log.write
 
 
 class PlanLog:

@@ -105,6 +105,14 @@ class PolicyMemory:
             return _encoded(known, {})
 
 
+def says_something(record: bytes) -> bool:
+    """Whether a policy was set, or has learned something: whether a scheduler with this record does anything else than
+    one with the command line alone.
+    """
+    known = json.loads(record)
+    return bool(known["name"] != known["given"] or known["parameters"] or known["state"])
+
+
 def _encoded(known: Mapping[str, object], state: Mapping[str, object]) -> bytes:
     """Raises ValueError, or whatever the state does."""
     text = json.dumps({**known, "state": state}, allow_nan=False)

@@ -61,7 +61,7 @@ class Ours:
         self._end()
 
     def answer(self, prompts: Sequence[Sequence[int]], output_tokens: Sequence[int]) -> Speed:
-        """As `Server.answer`. Raises RuntimeError where our server gave too few tokens, and TimeoutError."""
+        """As `Server.answer`. Raises RuntimeError where our server gave too few tokens or broke off, TimeoutError."""
         speed = asyncio.run(self._answer(prompts, output_tokens))
         if speed.output_tokens != sum(output_tokens):
             raise RuntimeError(f"our server gave {speed.output_tokens} tokens, {sum(output_tokens)} were asked for")
@@ -75,24 +75,32 @@ class Ours:
         salt = os.urandom(8).hex()  # nothing is found of an earlier round: the others cache no prefixes either
         requests = [_request(*pair, salt) for pair in zip(prompts, output_tokens, strict=True)]
         connections = [await connect(self.address) for _ in range(-(-len(requests) // CALLS_OF_CONNECTION))]
-        num_tokens, num_open, ended = 0, len(requests), asyncio.Event()
+        num_tokens, num_finished, num_ended, over = 0, 0, 0, asyncio.Event()
 
         def on_message(message: bytes) -> None:
-            nonlocal num_tokens, num_open
+            nonlocal num_tokens, num_finished
             response = pb.GenerateResponse.FromString(message)
             num_tokens += len(response.token_ids)
-            num_open -= response.HasField("finish")
-            if num_open == 0:
-                ended.set()
+            num_finished += response.HasField("finish")
+            if num_finished == len(requests):
+                over.set()
+
+        def on_end() -> None:
+            nonlocal num_ended
+            num_ended += 1
+            if num_ended > num_finished:  # a finish comes before the end of its stream
+                over.set()
 
         started = time.perf_counter()
         for index, request in enumerate(requests):
-            connections[index // CALLS_OF_CONNECTION].call(GENERATE, request, on_message)
+            connections[index // CALLS_OF_CONNECTION].call(GENERATE, request, on_message, on_end)
         async with asyncio.timeout(ANSWER_S):
-            await ended.wait()
+            await over.wait()
         seconds = time.perf_counter() - started
         for connection in connections:
             connection.close()
+        if num_finished < len(requests):
+            raise RuntimeError(f"our server broke off an answer: {self._log.name} says why")
         return Speed(seconds, num_tokens)
 
     def _end(self) -> None:

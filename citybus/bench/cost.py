@@ -46,7 +46,7 @@ class Sustained:
 
     name: str
     rate: float
-    good_share: float
+    good_share: float | None
     input_tokens_per_s: float
     output_tokens_per_s: float
     refusal: str | None = None
@@ -80,9 +80,7 @@ def sustained(
 
 def _judged(name: str, rate: float, run: Run, least_good: float) -> Sustained:
     summary = run.summary
-    refusal = _refusal(
-        (*run.faults, *run.cautions), summary.failures, summary.good_share, least_good, has_objectives=True
-    )
+    refusal = _refusal((*run.faults, *run.cautions), summary.failures, summary.good_share, least_good)
     return Sustained(name, rate, summary.good_share, summary.input_tokens_per_s, summary.output_tokens_per_s, refusal)
 
 
@@ -92,14 +90,8 @@ def sustained_in(result: Mapping[str, Any], least_good: float) -> Sustained:
         raise BadResult(f"expected a JSON file of 'citybus bench serve', with format {FORMAT!r}")
     try:
         summary = result["summary"]
-        objectives = any(value is not None for value in summary["objectives"].values())
-        refusal = _refusal(
-            [*result["faults"], *result["cautions"]],
-            summary["failures"],
-            summary["good_share"],
-            least_good,
-            has_objectives=objectives,
-        )
+        reasons = [*result["faults"], *result["cautions"]]
+        refusal = _refusal(reasons, summary["failures"], summary["good_share"], least_good)
         rate = summary["sent"] / (summary["window"]["end"] - summary["window"]["start"])
         speeds = summary["input_tokens_per_s"], summary["output_tokens_per_s"]
         return Sustained(result["label"], rate, summary["good_share"], *speeds, refusal)
@@ -108,13 +100,13 @@ def sustained_in(result: Mapping[str, Any], least_good: float) -> Sustained:
 
 
 def _refusal(
-    reasons: Sequence[str], failures: Mapping[str, int], good_share: float, least_good: float, *, has_objectives: bool
+    reasons: Sequence[str], failures: Mapping[str, int], good_share: float | None, least_good: float
 ) -> str | None:
     if reasons:
         return f"not valid: {reasons[0]}"
     if failures:
         return f"{sum(failures.values())} requests failed"
-    if not has_objectives:
+    if good_share is None:
         return "measured without objectives"
     if good_share < least_good:
         return f"{100 * good_share:.1f} % in time, {100 * least_good:.0f} % needed"

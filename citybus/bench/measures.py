@@ -21,6 +21,11 @@ class Objectives:
     ttft_s: float | None = None
     tpot_s: float | None = None
 
+    @property
+    def given(self) -> bool:
+        """Whether there are any."""
+        return self.ttft_s is not None or self.tpot_s is not None
+
     def met_by(self, record: Record) -> bool:
         """Whether the answer came whole, its first token and its pace in time: just in time is in time."""
         if record.failure is not None:
@@ -51,14 +56,14 @@ class Window:
 class Summary:
     """The measures of one load. Times are in seconds; distributions are None where nothing was measured.
 
-    `sent` requests were sent in the window, of which `good` were answered within the objectives. Rates count what came
-    in the window: tokens of whole answers, prompts whose first token came, answers that ended.
+    `sent` requests were sent in the window, of which `good` were answered within the objectives; None: there are no
+    objectives, and so no goodput. Rates count what came in the window: tokens of whole answers, prompts whose first
+    token came, answers that ended.
     """
 
     window: Window
     sent: int
-    good: int
-    goodput_per_s: float
+    good: int | None
     answers_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
@@ -71,9 +76,14 @@ class Summary:
     failures: dict[str, int]
 
     @property
-    def good_share(self) -> float:
+    def goodput_per_s(self) -> float | None:
+        """Requests a second, sent in the window, that met the objectives."""
+        return None if self.good is None else self.good / self.window.length
+
+    @property
+    def good_share(self) -> float | None:
         """Of the requests sent in the window, the share that met the objectives."""
-        return self.good / self.sent if self.sent else 0.0
+        return None if self.good is None else self.good / self.sent if self.sent else 0.0
 
 
 def ttft(record: Record) -> float:
@@ -136,14 +146,12 @@ def summarise(records: Sequence[Record], window: Window, objectives: Objectives)
     sent = [record for record in records if window.holds(record.planned)]
     whole = [record for record in sent if record.failure is None]
     answered = [record for record in records if record.failure is None]
-    good = sum(map(objectives.met_by, sent))
     first_tokens = [record for record in answered if window.holds(record.token_times[0])]
     paces = [pace for record in whole if (pace := tpot(record)) is not None]
     return Summary(
         window=window,
         sent=len(sent),
-        good=good,
-        goodput_per_s=good / window.length,
+        good=sum(map(objectives.met_by, sent)) if objectives.given else None,
         answers_per_s=sum(window.holds(record.ended) for record in answered) / window.length,
         input_tokens_per_s=sum(record.call.num_prompt for record in first_tokens) / window.length,
         output_tokens_per_s=sum(window.holds(time) for record in answered for time in record.token_times)

@@ -15,14 +15,14 @@ from rich.text import Text
 from citybus.bench.distribution import Distribution
 from citybus.bench.run import Run
 
-FORMAT = "citybus-bench-run-1"
+FORMAT = "citybus-bench-run-2"
 _DIGITS = 6
 
 
 def run_dict(run: Run, workload: Mapping[str, object]) -> dict[str, Any]:
     """A run for JSON: seconds, and shares from 0 to 1. `workload` says what was asked for."""
     plain = dataclasses.asdict(run)
-    plain["summary"]["good_share"] = run.summary.good_share
+    plain["summary"] |= {"goodput_per_s": run.summary.goodput_per_s, "good_share": run.summary.good_share}
     return {"format": FORMAT, "valid": not run.faults, "workload": dict(workload), **rounded(plain)}
 
 
@@ -71,9 +71,12 @@ def _lines(run: Run) -> list[str]:
         f"window      {window.length:.1f} s from {window.start:.1f} s on, {summary.sent} requests sent in it",
         f"throughput  {summary.output_tokens_per_s:.1f} output tokens/s, {summary.input_tokens_per_s:.1f} input "
         f"tokens/s, {summary.answers_per_s:.2f} answers/s",
-        f"goodput     {summary.goodput_per_s:.2f} requests/s, {percent(summary.good_share)} of them in time",
-        f"failed      {failed}",
     ]
+    if summary.goodput_per_s is not None:
+        lines.append(
+            f"goodput     {summary.goodput_per_s:.2f} requests/s, {percent(summary.good_share)} of them in time"
+        )
+    lines.append(f"failed      {failed}")
     if server is not None:
         lines += [
             f"running     {server.running:.1f} (most {server.most_running}), waiting {server.waiting:.1f} "

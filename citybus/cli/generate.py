@@ -23,6 +23,8 @@ from citybus.messages import Delta, Finish, FinishReason, completions_of
 from citybus.requests import ChatMessage
 from citybus.stream import Stream
 
+_ALL_THE_SAME = "[all answers are the same at --temperature 0: give a higher one, or --beam-width, for others]"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -48,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.json and (hasattr(args, "logprobs") or hasattr(args, "prompt_logprobs")):
         raise Failure("--logprobs and --prompt-logprobs are told with --json only: add it, or leave them out")
     prompt = _read_stdin() if args.prompt == "-" else args.prompt
+    if getattr(args, "n", 1) > 1 and getattr(args, "temperature", None) == 0 and not hasattr(args, "beam_width"):
+        print(_ALL_THE_SAME, file=sys.stderr)
     with failures(args.address), connect(args) as client, _start(client, prompt, args) as stream:
         (_print_json if args.json else _print_text)(stream, getattr(args, "n", 1))
         _tell_ends(stream.finishes, stats=args.stats, known=args.json)

@@ -62,6 +62,14 @@ def _read_key(path: Path | None) -> str | None:
     return key
 
 
+def positive(text: str) -> float:
+    """A number over 0, as an option."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("expected a number over 0")
+    return value
+
+
 def add_request_options(parser: argparse.ArgumentParser) -> None:
     """An option for everything that a request can say; what is not given, the server decides."""
     group = parser.add_argument_group("request", argument_default=argparse.SUPPRESS)

@@ -7,14 +7,14 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from citybus.async_client import AsyncClient
-from citybus.cli.admin import DEFAULT_ADMIN_ADDRESS
+from citybus.cli.addresses import add_addresses, check_free
 from citybus.cli.model import add_models_dir, store_of
-from citybus.cli.options import failures
+from citybus.cli.options import failures, positive
 from citybus.cli.output import describe, write_answer
 from citybus.cli.tls import tls_of_environment
 from citybus.connection import ADMIN_TOKEN_VARIABLE, API_KEY_VARIABLE, DEFAULT_ADDRESS
@@ -22,6 +22,7 @@ from citybus.errors import Unauthenticated
 from citybus.failure import Failure
 from citybus.models.store import DEFAULT_ALIAS
 from citybus.requests import RequestOptions
+from citybus.supervisor.check import check
 from citybus.supervisor.child import Service
 from citybus.supervisor.control import control_path, controlled, state_folder
 from citybus.supervisor.shared_token import shared_token
@@ -44,6 +45,7 @@ _PASSED_ON = {
 }
 _EXECUTOR_GRACE_S = 5.0  # it is told to end when the scheduler has ended, and nobody waits for it any more
 _MARGIN_S = 5.0
+_NEVER_SERVES = ("--check", "--help", "-h")
 _FENCED = 3  # how a scheduler ends whose executor another one has taken over
 _FENCED_HELP = "a restart would take it back; stop the one of the two that is not wanted, then serve again"
 
@@ -59,8 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         f"{DEFAULT_ALIAS})",
     )
     add_models_dir(parser)
-    for flag, address, of in _ADDRESSES:
-        add(flag, metavar="HOST:PORT", default=address, help=f"where {of} listens (default: {address})")
+    add_addresses(parser)
     add(
         "--dtype",
         choices=("auto", "bfloat16", "float32"),
@@ -78,18 +79,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--insecure-bind", action="store_true", help="listen beyond this machine without API keys")
     add("--journal", metavar="FILE|none", help=_JOURNAL_HELP)
     add("--drain-grace", metavar="SECONDS", type=float, default=30.0, help=_GRACE_HELP)
-    add("--start-timeout", metavar="SECONDS", type=float, default=600.0, help=_START_HELP)
+    add("--start-timeout", metavar="SECONDS", type=positive, default=600.0, help=_START_HELP)
     for service in ("executor", "scheduler"):
         add(f"--{service}-arg", metavar="ARG", action="append", default=[], help=_arg_help(service))
     add("--verbose", action="store_true", help="show the whole logs of both, not only warnings and errors")
     parser.set_defaults(run=run)
 
 
-_ADDRESSES = (
-    ("--listen", DEFAULT_ADDRESS, "the scheduler"),
-    ("--admin-listen", DEFAULT_ADMIN_ADDRESS, "the scheduler's admin service"),
-    ("--executor-listen", "127.0.0.1:50061", "the executor"),
-)
 _GRACE_HELP = "how long requests may go on after Ctrl-C or SIGTERM, in seconds (default: 30)"
 _JOURNAL_HELP = (
     "file that keeps accepted requests over a restart of the scheduler (default: scheduler-PORT.journal in citybus/ of"
@@ -103,22 +99,18 @@ def run(args: argparse.Namespace) -> int:
     if os.environ.get(ADMIN_TOKEN_VARIABLE) and args.admin_token_file is None:
         raise Failure(f"{ADMIN_TOKEN_VARIABLE} is for commands: name a file with --admin-token-file, or unset it")
     model = store_of(args).find(args.model)
-    for flag, _, of in _ADDRESSES:
-        _check_free(getattr(args, flag.removeprefix("--").replace("-", "_")), flag, of)
+    check_free(args)
     asyncio.run(_serve(args, model))
     return 0
 
 
 async def _serve(args: argparse.Namespace, model: Path) -> None:
-    _say(f"starting the executor and the scheduler for {model.name}")
-    supervisor = Supervisor(
-        (_executor(args, model), _scheduler(args, model)),
-        _say,
-        start_timeout_s=args.start_timeout,
-        verbose=args.verbose,
-    )
+    services = (_executor(args, model), _scheduler(args, model))
+    supervisor = Supervisor(services, _say, start_timeout_s=args.start_timeout, verbose=args.verbose)
     control = controlled(control_path(args.listen), lambda tell: supervisor.replace("scheduler", tell), _say)
     with shared_token(_token_path(args)):
+        await check(services)
+        _say(f"starting the executor and the scheduler for {model.name}")
         async with control:
             await supervisor.run(lambda: _prove(args.listen))
     _say("ended")
@@ -129,7 +121,7 @@ def _executor(args: argparse.Namespace, model: Path) -> Service:
     fixed = (f"--model={model}", listen, token, f"--drain-grace={_EXECUTOR_GRACE_S}")
     return Service(
         "executor",
-        ("executor_svc", *fixed, *_passed_on("executor", args), *args.executor_arg),
+        ("executor_svc", *fixed, *_passed_on("executor", args), *_added("executor", args, fixed)),
         _reachable(args.executor_listen),
         _EXECUTOR_GRACE_S + _MARGIN_S,
     )
@@ -143,7 +135,7 @@ def _scheduler(args: argparse.Namespace, model: Path) -> Service:
     fixed = (f"--model={model}", *addresses, *executor, *guard, f"--journal={journal}")
     return Service(
         "scheduler",
-        ("scheduler_svc", *fixed, *_passed_on("scheduler", args), *args.scheduler_arg),
+        ("scheduler_svc", *fixed, *_passed_on("scheduler", args), *_added("scheduler", args, fixed)),
         _reachable(args.listen),
         args.drain_grace + _MARGIN_S,
         final_codes={_FENCED: _FENCED_HELP},
@@ -160,6 +152,16 @@ def _token_path(args: argparse.Namespace) -> Path:
 def _passed_on(service: str, args: argparse.Namespace) -> list[str]:
     given = {name: getattr(args, name) for name in _PASSED_ON[service]}
     return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+
+
+def _added(service: str, args: argparse.Namespace, fixed: Sequence[str]) -> list[str]:
+    """Its options that have no flag here. Raises `Failure` for one that is not the user's to give."""
+    added: list[str] = getattr(args, f"{service}_arg")
+    ours = {each.partition("=")[0] for each in fixed}.union(_NEVER_SERVES)
+    for flag in (each.partition("=")[0] for each in added):
+        if flag in ours:
+            raise Failure(f"--{service}-arg={flag}: leave it out; 'citybus serve --help' has what can be set instead")
+    return added
 
 
 async def _prove(listen: str) -> None:
@@ -211,24 +213,6 @@ def _reachable(listen: str) -> str:
     """The address under which this machine reaches a server that listens on `listen`."""
     host, _, port = listen.rpartition(":")
     return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host) }:{port}"
-
-
-def _check_free(address: str, flag: str, of: str) -> None:
-    """Try to listen where a child will. Raises `Failure`."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise Failure(f"{flag} {address!r} is not an address: expected host:port, such as {DEFAULT_ADDRESS}")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        family, kind, protocol, _, resolved = found[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(resolved)
-            probe.listen()
-    except OSError as error:
-        raise Failure(
-            f"{of} cannot listen on {address} ({error.strerror}): stop what does, or choose another with {flag}"
-        ) from error
 
 
 def _arg_help(service: str) -> str:

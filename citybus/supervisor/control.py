@@ -20,6 +20,7 @@ from citybus.supervisor.child import Say
 Replace = Callable[[Say], Awaitable[None]]
 """Replaces the scheduler and tells how it goes. Raises `Failure`."""
 
+_NAMES = "serve-*.socket"
 _UPGRADE = "upgrade"
 _NEWS, _DONE, _FAILED = "news ", "done", "failed "
 
@@ -76,29 +77,36 @@ def ask_to_upgrade(path: Path, say: Say) -> None:
 
 
 def _listen(path: Path) -> socket.socket:
-    """A socket that only this user may connect to. Raises `OSError`."""
+    """A socket that only this user may connect to. Those beside it whose owner was killed go. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    listening = socket.socket(socket.AF_UNIX)
+    for other in path.parent.glob(_NAMES):
+        _remove_stale(other)
+    if path.exists() and not _remove_stale(path):
+        raise OSError("another 'citybus serve' answers there")
+    listening, made = socket.socket(socket.AF_UNIX), path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        if path.exists():
-            _remove_stale(path)
-        listening.bind(os.fspath(path))
-        path.chmod(0o600)  # nobody can connect before somebody listens
+        listening.bind(os.fspath(made))
+        made.chmod(0o600)  # nobody can connect before somebody listens
+        listening.listen()
+        made.replace(path)  # it is there once somebody listens: until then it would be taken for a stale one
         return listening
     except OSError:
         listening.close()
+        made.unlink(missing_ok=True)
         raise
 
 
-def _remove_stale(path: Path) -> None:
-    """Remove a socket whose owner has died. Raises `OSError` where it lives."""
+def _remove_stale(path: Path) -> bool:
+    """Remove a socket, and return True, where its owner has died."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(os.fspath(path))
         except ConnectionRefusedError:
-            path.unlink()
-            return
-    raise OSError("another 'citybus serve' answers there")
+            path.unlink(missing_ok=True)
+            return True
+        except OSError:  # it is busy, or another one's, or has gone
+            return not path.exists()
+    return False
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, replace: Replace) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from itertools import takewhile
 
+from common.step import num_right
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.plan_draft import PlanDraft
+from scheduler_svc.core.roster import Roster
 
 SIZES = (8, 4, 2)
 """Tokens that have to be the same: so many, or else so many. The more they are, the better the guess; what follows a
@@ -42,7 +43,7 @@ class _Text:
         news = tokens[len(self.ids) // _ID :]
         self.ids += array("I", news).tobytes()
         if self.guess:
-            right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.guess, news, strict=False)))
+            right = num_right(self.guess, news)
             self.limit = max(2 * right, self.limit if right == len(self.guess) else 1)
             self.guess = ()
 
@@ -79,13 +80,13 @@ class Drafter:
         self._max_tokens = max_tokens
         self._texts: dict[int, _Text] = {}
 
-    def add_to(self, draft: PlanDraft, blocks: BlockManager) -> None:
-        """Guess for everybody who draws and can be guessed for."""
+    def add_to(self, draft: PlanDraft, blocks: BlockManager, roster: Roster) -> None:
+        """Guess for everybody who draws and can be guessed for. Who is left out of a step keeps their text."""
         if not self._max_tokens:
             return
-        texts, self._texts = self._texts, {}
+        self._texts = {key: text for key, text in self._texts.items() if roster.get(key) is not None}
         for sequence in draft.known_drawing:
-            text = texts.get(sequence.sequence_id)
+            text = self._texts.get(sequence.sequence_id)
             if text is None:
                 if sequence.search is not None or not sequence.request.sampling.is_plain:
                     continue

@@ -157,7 +157,7 @@ class Scheduler:
         if len(self._in_flight) >= self._window:
             return None
         draft = self._planner.fill(self._step + 1, self.policy, now)
-        self._drafter.add_to(draft, self._blocks)
+        self._drafter.add_to(draft, self._blocks, self._roster)
         if not draft.computing and not draft.preempted and not self._finished_ids:
             return None
         self.totals.count(draft, now)

@@ -55,8 +55,9 @@ def test_messages_come_whole_however_they_are_cut() -> None:
     one, _ = client()
     first: list[bytes] = []
     second: list[bytes] = []
-    one.call("/a.B/C", b"", first.append)
-    one.call("/a.B/C", b"", second.append)
+    ended: list[int] = []
+    one.call("/a.B/C", b"", first.append, lambda: ended.append(1))
+    one.call("/a.B/C", b"", second.append, lambda: ended.append(3))
     cut = message(b"long")
     data = frame(HEADERS, END_HEADERS, 1, b"?") + frame(DATA, 0, 1, message(b"x") + message(b"") + cut[:7])
     data += frame(DATA, 0, 3, message(b"other")) + frame(DATA, 0, 1, cut[7:])
@@ -65,9 +66,12 @@ def test_messages_come_whole_however_they_are_cut() -> None:
         one.data_received(bytes((byte,)))
     assert first == [b"x", b"", b"long"]
     assert second == [b"other"]
-    assert one.broken == 1, "the second call was reset"
+    assert (one.broken, ended) == (1, [1, 3]), "the second call was reset"
+    one.call("/a.B/C", b"", first.append, lambda: ended.append(5))
     one.connection_lost(None)
-    assert one.broken == 1
+    assert (one.broken, ended) == (2, [1, 3, 5])
+    one.call("/a.B/C", b"", first.append, lambda: ended.append(7))
+    assert (one.broken, ended) == (3, [1, 3, 5, 7])
 
 
 def test_settings_and_pings_are_answered() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import pytest
 
 from bench.peers.__main__ import compared, measured
 from bench.peers.environments import Environment
+from bench.peers.ours import Ours
 from bench.peers.peer import Peer, Speed
 from bench.peers.workloads import at_once, single
 from citybus.bench.workload import Lengths
@@ -91,6 +93,20 @@ def test_a_peer_is_stopped_while_it_is_not_its_turn(tmp_path: Path) -> None:
         wait_until(lambda: state(pid) == "T", "it is stopped", 10)
         assert peer.answer([[1]], [3]).output_tokens == 3
         wait_until(lambda: state(pid) == "T", "it is stopped again", 10)
+
+
+async def test_an_answer_that_ours_breaks_off_is_noticed_at_once(tmp_path: Path) -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()
+
+    ours = Ours(tmp_path, 1, tmp_path / "log")
+    async with await asyncio.start_server(break_off, "127.0.0.1", 0) as server:
+        ours.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(RuntimeError, match=f"our server broke off an answer: {tmp_path / 'log'} says why"):
+            await asyncio.wait_for(ours._answer([[1]] * 65, [1] * 65), 10)
+    ours._log.close()
+    ours._folder.cleanup()
 
 
 def test_the_processes_of_a_peer_end_with_it(tmp_path: Path) -> None:

@@ -110,6 +110,14 @@ def test_generate_gives_several_answers_one_after_the_other(served: Served) -> N
     assert len(json.loads(lines[-1])["finishes"]) == 2
 
 
+def test_generate_says_that_greedy_answers_are_the_same(served: Served) -> None:
+    asked = ("generate", FRANCE, "--address", served.address, "--temperature", "0")
+    hint = "[all answers are the same at --temperature 0: give a higher one, or --beam-width, for others]\n"
+    assert run(*asked, "--n", "2").stderr == hint
+    assert run(*asked).stderr == ""
+    assert run(*asked, "--n", "2", "--beam-width", "2").stderr == ""
+
+
 def test_generate_says_once_what_cut_each_answer_off(served: Served) -> None:
     asked = ("generate", "long", "--address", served.address)
     assert run(*asked).stderr == "[ended by length]\n"

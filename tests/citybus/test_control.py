@@ -72,6 +72,16 @@ async def test_stale_socket_is_no_server_and_no_obstacle(tmp_path: Path) -> None
         assert await ask(path) == ["half of it", "all of it"]
 
 
+async def test_sockets_of_killed_servers_go_and_those_of_others_stay(tmp_path: Path) -> None:
+    left, used, own = (tmp_path / f"serve-{port}.socket" for port in range(3))
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left))
+    async with controlled(used, succeed, print), controlled(own, succeed, print):
+        assert sorted(tmp_path.iterdir()) == [used, own]
+        assert await ask(used) == await ask(own) == ["half of it", "all of it"]
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_second_server_leaves_the_socket_of_the_first_alone(tmp_path: Path) -> None:
     path, said = tmp_path / "socket", list[str]()
     async with controlled(path, succeed, said.append):

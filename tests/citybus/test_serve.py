@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -17,7 +16,9 @@ import pytest
 
 from citybus import Client
 from citybus.cli import serve
+from citybus.cli.addresses import add_addresses, check_free
 from citybus.executor.v1 import executor_pb2, executor_pb2_grpc
+from citybus.failure import Failure
 from citybus.keys import add_line, make_key
 from tests.checkpoints import write_tiny
 from tests.citybus.serving import CITYBUS, WAIT_S, Serving, free_port, runs, until
@@ -33,6 +34,11 @@ def ended_requests(admin: str) -> int | None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
 @pytest.fixture
@@ -110,7 +116,7 @@ def fails(*arguments: str) -> str:
     """What a `citybus serve` that cannot start says on standard error."""
     command = [*CITYBUS, "serve", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert done.returncode == 1, done.stderr
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
     return done.stderr
 
 
@@ -158,16 +164,50 @@ def test_missing_model_is_one_clear_line(tmp_path: Path) -> None:
     )
 
 
-def test_service_that_cannot_start_is_one_clear_line(model: Path) -> None:
+def test_every_address_that_is_taken_is_named_with_its_flag() -> None:
+    parser = argparse.ArgumentParser()
+    add_addresses(parser)
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        taken, free = f"127.0.0.1:{holder.getsockname()[1]}", f"127.0.0.1:{free_port()}"
+        args = parser.parse_args(["--listen", taken, "--admin-listen", free, "--executor-listen", free])
+        with pytest.raises(Failure) as caught:
+            check_free(args)
+    why = "(Address already in use): stop what does, or choose another with"
+    assert str(caught.value) == (
+        f"the scheduler cannot listen on {taken} {why} --listen; the executor cannot listen on {free} {why} "
+        "--executor-listen"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "refusal"),
+    [
+        (
+            "--scheduler-arg=--polizy=fcfs",
+            "the scheduler refuses its options: unknown argument '--polizy'; did you mean '--policy'?",
+        ),
+        ("--num-threads=0", "the executor refuses its options: --num-threads must be at least 1"),
+        (
+            "--executor-arg=--listen=h:1",
+            "--executor-arg=--listen: leave it out; 'citybus serve --help' has what can be",
+        ),
+        ("--policy=none", "the scheduler refuses its options: --policy: there is no policy 'none'"),
+    ],
+)
+def test_option_that_is_refused_is_one_clear_line_before_anything_starts(
+    model: Path, argument: str, refusal: str
+) -> None:
     ports = [f"{flag}=127.0.0.1:{free_port()}" for flag in ("--listen", "--admin-listen", "--executor-listen")]
-    assert fails(f"--model={model}", *ports, "--scheduler-arg=--polizy=fcfs") == (
-        "citybus: the scheduler ended while it started (exit code 2): unknown argument '--polizy'; did you mean "
-        "'--policy'?\n"
-    )
-    assert re.fullmatch(
-        r"citybus: the executor ended while it started \(exit code 2\): --num-threads: expected [^\n]*\n",
-        fails(f"--model={model}", *ports, "--num-threads=many"),
-    )
+    (line,) = fails(f"--model={model}", *ports, argument).splitlines()
+    assert line.startswith(f"citybus: {refusal}")
+
+
+def test_time_to_start_in_is_over_0(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    serve.configure(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--start-timeout=0"])
+    assert "argument --start-timeout: expected a number over 0" in capsys.readouterr().err
 
 
 def test_with_keys_it_says_that_clients_need_one(model: Path, tmp_path: Path) -> None:

@@ -297,7 +297,8 @@ async def test_a_second_server_on_the_port_cannot_start() -> None:
     with pytest.raises(errors.StartupError) as refusal:
         await second.start()
     assert str(refusal.value) == (
-        f"cannot listen on {address}: Address already in use; stop what holds it, or configure another address"
+        f"cannot listen on {address}: Address already in use; stop what holds it, or choose another address with"
+        " --listen"
     )
     await first.server.stop(None)
     third = GrpcServer(address, services=[], max_message_bytes=LIMIT)
@@ -309,7 +310,7 @@ async def test_a_port_taken_between_the_check_and_the_start_is_refused_too(monke
     """Shows that gRPC itself does not share the port."""
     first = GrpcServer("127.0.0.1:0", services=[], max_message_bytes=LIMIT)
     address = f"127.0.0.1:{await first.start()}"
-    monkeypatch.setattr("common.address.check_free", lambda _: None)
+    monkeypatch.setattr("common.address.check_free", lambda *_: None)
     with pytest.raises(errors.StartupError, match=f"cannot listen on {address}: "):
         await GrpcServer(address, services=[], max_message_bytes=LIMIT).start()
     await first.server.stop(None)

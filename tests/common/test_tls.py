@@ -50,9 +50,9 @@ def test_options_that_belong_together() -> None:
     check(tls_cert=path, tls_key=path)
     check(tls_cert=path, tls_key=path, tls_client_ca=path)
     for alone in ("tls_cert", "tls_key"):
-        with pytest.raises(ValueError, match="tls_cert and tls_key belong together"):
+        with pytest.raises(ValueError, match="--tls-cert and --tls-key belong together"):
             check(**{alone: path})
-    with pytest.raises(ValueError, match="tls_client_ca needs tls_cert"):
+    with pytest.raises(ValueError, match="--tls-client-ca needs --tls-cert"):
         check(tls_client_ca=path)
 
 

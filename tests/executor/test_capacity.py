@@ -116,11 +116,11 @@ def test_cores_of_a_container_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"block_size": 0}, "block_size must be at least 1"),
-        ({"kv_cache_memory": 0}, "kv_cache_memory must be at least 1"),
-        ({"num_threads": -1}, "num_threads must be at least 1"),
-        ({"max_model_len": 1}, "max_model_len must be at least 2"),
-        ({"num_blocks": -1}, "num_blocks and drain_grace must not be less than 0"),
+        ({"block_size": 0}, "--block-size must be at least 1"),
+        ({"kv_cache_memory": 0}, "--kv-cache-memory must be at least 1"),
+        ({"num_threads": -1}, "--num-threads must be at least 1"),
+        ({"max_model_len": 1}, "--max-model-len must be at least 2"),
+        ({"num_blocks": -1}, "--num-blocks must not be less than 0"),
     ],
 )
 def test_options_out_of_range(values: dict[str, Any], words: str) -> None:

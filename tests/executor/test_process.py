@@ -90,8 +90,9 @@ def test_dtype(start: Start, tmp_path: Path, option: str, expected: str) -> None
         ((), "--model is missing"),
         (("--model=/nowhere",), "/nowhere/config.json is missing"),
         (("--model={tiny}", "--listen=127.0.0.1:{taken}"), "cannot listen on 127.0.0.1:{taken}"),
+        (("--model={tiny}", "--drain-grace=-1"), "--drain-grace must not be less than 0"),
         (("--model={tiny}", "--listen=nowhere"), "'nowhere' is not an address"),
-        (("--model={tiny}", "--block-size=0"), "block_size must be at least 1"),
+        (("--model={tiny}", "--block-size=0"), "--block-size must be at least 1"),
         (("--model={tiny}", "--blocks=3"), "unknown argument '--blocks'"),
     ],
 )

@@ -59,14 +59,14 @@ def test_the_executor_too(tmp_path: Path) -> None:
 
 def test_keys_over_an_open_network_are_warned_of(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(listen="0.0.0.0:0", keys_file=keys)
-    assert "API keys travel unencrypted: set tls_cert and tls_key" in capsys.readouterr().out
+    assert "API keys travel unencrypted: set --tls-cert and --tls-key" in capsys.readouterr().out
     check(listen="127.0.0.1:0", keys_file=keys)
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("option", ["keys_file", "limits_file"])
 def test_a_file_that_is_not_there_is_found_out_at_the_start(option: str, tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=f"{tmp_path}/absent.*No such file"):
+    with pytest.raises(StartupError, match=f"--{option.replace('_', '-')}: {tmp_path}/absent.*No such file"):
         check(**{option: tmp_path / "absent"})
 
 
@@ -78,10 +78,10 @@ def test_the_token_of_the_executor_has_to_be_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"tls_cert": Path("c")}, "tls_cert and tls_key belong together"),
-        ({"tls_client_ca": Path("c")}, "tls_client_ca needs tls_cert"),
-        ({"executor_key": Path("c"), "executor_ca": Path("c")}, "executor_cert and executor_key belong together"),
-        ({"executor_cert": Path("c"), "executor_key": Path("c")}, "executor_cert needs executor_ca"),
+        ({"tls_cert": Path("c")}, "--tls-cert and --tls-key belong together"),
+        ({"tls_client_ca": Path("c")}, "--tls-client-ca needs --tls-cert"),
+        ({"executor_key": Path("c"), "executor_ca": Path("c")}, "--executor-cert and --executor-key belong together"),
+        ({"executor_cert": Path("c"), "executor_key": Path("c")}, "--executor-cert needs --executor-ca"),
     ],
 )
 def test_options_that_belong_together(options: dict[str, Path], reason: str) -> None:

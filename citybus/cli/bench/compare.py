@@ -19,14 +19,13 @@ from citybus.cli.bench.options import (
     calls_of,
     check_writable,
     console,
-    positive,
     positive_int,
     target_of,
     workload_of,
     writing,
 )
 from citybus.cli.bench.progress import counting
-from citybus.cli.options import add_address, failures
+from citybus.cli.options import add_address, failures, positive
 
 _MODE_HELP = (
     "a policy to compare, may be repeated; the first is what the others are held against (default: static_batch,"
@@ -45,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--mode", type=_mode, action="append", metavar="POLICY[:PARAMETER=VALUE;...]", help=_MODE_HELP)
     add("--rates", type=_rates, default=(), metavar="R,R,...", help=_RATES_HELP)
     add("--json", type=Path, metavar="FILE", help="write the figures of every run (default: no)")
-    add("--plot", type=Path, metavar="FILE", help="draw them as a PNG (default: no)")
+    add("--plot", type=Path, metavar="FILE", help="draw them as a PNG; needs the extra 'bench' (default: no)")
     parser.set_defaults(run=_run)
 
 

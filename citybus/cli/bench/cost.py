@@ -22,14 +22,13 @@ from citybus.cli.bench.options import (
     admin_of,
     check_writable,
     console,
-    positive,
     positive_int,
     target_of,
     trace_in,
     writing,
 )
 from citybus.cli.bench.progress import counting
-from citybus.cli.options import failures
+from citybus.cli.options import failures, positive
 from citybus.failure import Failure
 
 FORMAT = "citybus-bench-cost-1"

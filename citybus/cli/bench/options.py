@@ -18,7 +18,7 @@ from citybus.bench.run import Settings, Target, find_target
 from citybus.bench.traces import BadTrace, Trace, read
 from citybus.bench.workload import Call, Lengths, drawn, fitted, sampled
 from citybus.cli.admin import DEFAULT_ADMIN_ADDRESS
-from citybus.cli.options import add_address, failures
+from citybus.cli.options import add_address, failures, positive
 from citybus.errors import Unreachable
 from citybus.failure import Failure
 
@@ -169,14 +169,6 @@ def lengths(text: str) -> Lengths:
         return Lengths.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def positive(text: str) -> float:
-    """A number over 0, as an option."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("expected a number over 0")
-    return value
 
 
 def positive_int(text: str) -> int:

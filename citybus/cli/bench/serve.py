@@ -35,7 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_measures(parser)
     parser.add_argument("--label", default="load", metavar="TEXT", help="name of the result (default: load)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured (default: no)")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it as a PNG (default: no)")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw it as a PNG; needs the extra 'bench' (default: no)"
+    )
     parser.set_defaults(run=_run)
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from citybus.bench.cost import BadResult, Prices, sustained, sustained_in
 from citybus.bench.measures import Objectives, Window
-from citybus.bench.report import run_dict
+from citybus.bench.report import run_dict, run_table
 from citybus.bench.run import Run
 from citybus.bench.shapes import SHAPES, trace_shape
 from citybus.bench.traces import Trace
@@ -101,6 +102,17 @@ def test_a_result_is_priced_as_it_is() -> None:
 )
 def test_a_result_that_sustains_nothing_has_no_price(changes: dict[str, Any], reason: str) -> None:
     assert sustained_in(result(**changes), 0.9).refusal == reason
+
+
+def test_goodput_is_told_where_there_are_objectives(capsys: pytest.CaptureFixture[str]) -> None:
+    records = [record(0.0, 0.5), record(1.0, 2.5)]
+    for objectives, lines in ((SLO, ["goodput     0.50 requests/s, 50.0 % of them in time"]), (Objectives(), [])):
+        Console(width=120).print(run_table(made_run(records, Window(0.0, 2.0), objectives=objectives)))
+        told = capsys.readouterr().out.splitlines()
+        assert [line.rstrip() for line in told if "goodput" in line] == lines
+    summary = result(objectives=Objectives())["summary"]
+    assert [summary[name] for name in ("good", "goodput_per_s", "good_share")] == [None, None, None]
+    assert [result()["summary"][name] for name in ("good", "goodput_per_s", "good_share")] == [2, 1.0, 1.0]
 
 
 def test_what_is_no_result_is_refused() -> None:

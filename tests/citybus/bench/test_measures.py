@@ -74,6 +74,8 @@ def test_summary_counts_what_was_sent_and_what_came_in_the_window() -> None:
     ]
     found = summarise(records, Window(2.0, 10.0), Objectives(ttft_s=2.0, tpot_s=1.0))
     assert (found.sent, found.good, found.good_share, found.goodput_per_s) == (5, 1, 0.2, 1 / 8)
+    without = summarise(records, Window(2.0, 10.0), Objectives())
+    assert (without.sent, without.good, without.good_share, without.goodput_per_s) == (5, None, None, None)
     assert found.answers_per_s == 2 / 8
     assert found.output_tokens_per_s == (1 + 2 + 2 + 1) / 8
     assert found.input_tokens_per_s == (20 + 30 + 40) / 8
@@ -96,7 +98,7 @@ def test_a_window_is_steady_from_five_median_latencies_on() -> None:
 
 
 def test_nothing_in_the_window_is_nothing_measured() -> None:
-    found = summarise([record(0.0, 1.0)], Window(5.0, 6.0), Objectives())
+    found = summarise([record(0.0, 1.0)], Window(5.0, 6.0), Objectives(ttft_s=1.0))
     assert (found.sent, found.good_share, found.ttft_s, found.output_tokens_per_s) == (0, 0.0, None, 0.0)
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import grpc
 import pytest
 
+from bench.http2_client import GENERATE
 from citybus.v1 import generation_pb2 as pb
 from common.step import StepPlan, StepResult
 from tests.checkpoints import write_chain
 from tests.contract.wire_executor import Served
 from tests.e2e.field_cases.field import Field, InProcess, is_serving, scheduler_field
-from tests.e2e.field_cases.wire import GENERATE, send, status
 from tests.e2e.field_cases.wire import field as wire_field
+from tests.e2e.field_cases.wire import send, status
 from tests.fakes import INFO, FakeExecutor
 from tests.harness import wait_until
 

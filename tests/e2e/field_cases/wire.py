@@ -9,9 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
+from bench.http2_client import GENERATE
 from citybus.v1 import generation_pb2 as pb
-
-GENERATE = "/citybus.v1.GenerationService/Generate"
 
 
 def send(address: str, request: bytes) -> list[pb.GenerateResponse]:

@@ -176,12 +176,13 @@ def test_right_guesses_make_five_tokens_a_step() -> None:
     assert driver.scheduler.totals.generated_tokens == 41
 
 
+def contrary(tokens: Sequence[int], index: int) -> int:
+    """7 and 8 stand together everywhere, followed by something new."""
+    return (7, 8, 10 + index)[index % 3]
+
+
 def test_wrong_guesses_cost_no_step_and_no_block() -> None:
     """As many steps as without, and blocks as they are needed."""
-
-    def contrary(tokens: Sequence[int], index: int) -> int:
-        return (7, 8, 10 + index)[index % 3]  # 7 and 8 stand together everywhere, followed by something new
-
     driver = Driver(SMALL, script=contrary, speculative_tokens=3)
     driver.add(request(1, [7, 8], max_tokens=24))
     made = drained(driver)
@@ -189,6 +190,18 @@ def test_wrong_guesses_cost_no_step_and_no_block() -> None:
     assert driver.scheduler.totals.accepted_draft_tokens == 0
     rows = [row for plan in made for row in plan.scheduled]
     assert [len(row.new_block_ids) for row in rows] == [int(position % 4 == 0) for position in range(2, 25)]
+
+
+def test_who_is_left_out_of_a_step_is_guessed_for_as_before() -> None:
+    """After wrong guesses they are one token long, also behind steps that a search had for itself."""
+    driver = Driver(replace(INFO, max_step_tokens=6, block_size=256), script=contrary, speculative_tokens=3)
+    driver.add(request(1, [7, 8], max_tokens=60))
+    while len(driver.tokens[1]) < 12:
+        driver.step()
+    driver.add(search(2, [5], BeamParams(6, 1), max_tokens=5))
+    made = drained(driver)
+    assert any(len(plan.forks) == 6 and not plan.scheduled for plan in made), "nobody was left out"
+    assert {len(draft.token_ids) for plan in made for draft in plan.drafts} == {1}
 
 
 @pytest.mark.parametrize("stop", PERIOD)

@@ -1,0 +1,62 @@
+"""Journals of servers that have ended and left nothing to do: 'citybus serve' has one for each port it was given."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from fnmatch import fnmatch
+from pathlib import Path
+
+from common.errors import StartupError
+from scheduler_svc.journal_file import KEEP_ENDED_S, JournalFile
+from scheduler_svc.journal_lock import SUFFIX, JournalLock
+from scheduler_svc.policy_memory import says_something
+
+_NAMES = "scheduler-*.journal"  # those that 'citybus serve' gives
+
+
+def remove_spent(own: Path) -> None:
+    """Remove the spent ones beside the journal `own`, if that has such a name.
+
+    Spent is what nobody holds, was closed in order, and has no request that is live or may still be asked for, nor a
+    policy that was set or has learned something.
+    """
+    if fnmatch(own.name, _NAMES):
+        for lock in own.parent.glob(_NAMES + SUFFIX):
+            path = lock.with_name(lock.name.removesuffix(SUFFIX))
+            if path != own:
+                with contextlib.suppress(StartupError, OSError):  # it is not ours to remove, then
+                    _remove_if_spent(path)
+
+
+def _remove_if_spent(path: Path) -> None:
+    lock = JournalLock(path)
+    try:
+        if lock.take() and _is_spent(path):
+            path.unlink(missing_ok=True)
+            lock.remove()
+    finally:
+        lock.release()
+
+
+def _is_spent(path: Path) -> bool:
+    if not path.exists():
+        return True
+    now, log = time.time(), Path(f"{path}-wal")
+    crashed = log.exists() and log.stat().st_size > 0  # its own scheduler has to see what is left of it
+    if crashed or now - path.stat().st_mtime < KEEP_ENDED_S:
+        return False
+    try:
+        return _is_empty(JournalFile(path), now)
+    except (StartupError, sqlite3.Error, ValueError, KeyError):  # damaged, or of another version
+        return False
+
+
+def _is_empty(file: JournalFile, now: float) -> bool:
+    try:
+        file.compact(now)
+        policy = file.read_policy()
+        return not file.read() and (policy is None or not says_something(policy))
+    finally:
+        file.close()

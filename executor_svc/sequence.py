@@ -59,8 +59,8 @@ class HeldSequence:
         )
 
     def report(self) -> ResidentSequence:
-        """For a scheduler that takes over. What was drawn last for an answer that cannot go on means nothing: of that one
-        only the prompt is told, which is less than is computed."""
+        """For a scheduler that takes over. What was drawn last for an answer that cannot go on means nothing: only the
+        prompt is told of it, which is less than is computed."""
         stuck = self.constraint is not None and self.constraint.has_failed
         return ResidentSequence(
             sequence_id=self.sequence_id,

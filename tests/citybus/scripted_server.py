@@ -28,8 +28,8 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer, admin_pb2_grpc.AdminServ
     """Answers every request, and every sample, with `ANSWER`, two tokens a message; "forever" never ends.
 
     "refuse" is refused; "drain" is refused with a time after which to try again; "gone" is cancelled; "noisy" answers
-    with control characters; "long" ends by its length. `requests` are those received, `cancelled` counts the calls that were closed
-    early; `authorizations` has the method of each call and what it brought under that name.
+    with control characters; "long" ends by its length. `requests` are those received, `cancelled` counts the calls that
+    were closed early; `authorizations` has the method of each call and what it brought under that name.
     """
 
     chat: bool = True

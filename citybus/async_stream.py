@@ -9,7 +9,7 @@ from typing import Self
 import grpc
 
 from citybus.connection import REQUEST_ID_KEY, Metadata
-from citybus.errors import Cancelled, CitybusError, from_rpc
+from citybus.errors import Cancelled, CitybusError, from_rpc, not_ours
 from citybus.messages import Delta, Finish
 from citybus.reading import Reading
 from citybus.reconnect import BROKEN, Reconnect, may_attach, pauses
@@ -104,8 +104,7 @@ class AsyncStream:
         reconnect = self._reconnect
         request_id = None if self._over or not lives or reconnect is None else await self.request_id()
         if request_id is None or reconnect is None:
-            self._over = True
-            raise failure from None
+            raise self._end_with(failure) from None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + reconnect.timeout_s
         for pause in pauses():
@@ -116,8 +115,12 @@ class AsyncStream:
                 return
             if self._over or await call.code() not in BROKEN or loop.time() > deadline:
                 call.cancel()
-                self._over = True
-                raise failure from None
+                raise self._end_with(failure) from None
+
+    def _end_with(self, failure: CitybusError) -> CitybusError:
+        """What reading ends with after `failure`: it is ours only where the stream was cancelled here."""
+        failed, self._over = failure if self._over else not_ours(failure), True
+        return failed
 
 
 async def _id_in(call: _Call) -> str | None:

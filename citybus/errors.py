@@ -75,7 +75,7 @@ class Timeout(CitybusError):
 
 
 class Cancelled(CitybusError):
-    """The call was cancelled, here or by the server."""
+    """The call was cancelled here."""
 
 
 _CLASSES: dict[grpc.StatusCode, type[CitybusError]] = {
@@ -108,3 +108,13 @@ def from_rpc(failure: grpc.RpcError, address: str, request_id: str | None = None
         request_id=request_id,
         retry_after_s=int(pushback) / 1000 if pushback is not None else None,
     )
+
+
+def not_ours(failure: CitybusError) -> CitybusError:
+    """The error for a call that failed with `failure` and that nobody here has cancelled: servers that end cancel the
+    last calls that reach them."""
+    if isinstance(failure, Cancelled):
+        return Unavailable(
+            "the server cancelled the call, as one that ends does", failure.code, request_id=failure.request_id
+        )
+    return failure

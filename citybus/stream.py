@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 import grpc
 
 from citybus.connection import REQUEST_ID_KEY, Metadata
-from citybus.errors import from_rpc
+from citybus.errors import CitybusError, from_rpc, not_ours
 from citybus.messages import Delta, Finish
 from citybus.reading import Reading
 from citybus.reconnect import BROKEN, Reconnect, may_attach, pauses
@@ -103,8 +103,7 @@ class Stream:
         reconnect, request_id = self._reconnect, self.request_id()
         failed = from_rpc(failure, self._address, request_id)
         if self._over or reconnect is None or request_id is None or not may_attach(failure):
-            self._over = True
-            raise failed from None
+            raise self._end_with(failed) from None
         deadline = time.monotonic() + reconnect.timeout_s
         for pause in pauses():
             time.sleep(pause)
@@ -113,9 +112,13 @@ class Stream:
                 self._call = call
                 return
             if self._over or call.code() not in BROKEN or time.monotonic() > deadline:
-                self._over = True
                 call.cancel()
-                raise failed from None
+                raise self._end_with(failed) from None
+
+    def _end_with(self, failure: CitybusError) -> CitybusError:
+        """What reading ends with after `failure`: it is ours only where the stream was cancelled here."""
+        failed, self._over = failure if self._over else not_ours(failure), True
+        return failed
 
 
 def _id_in(call: _CallIterator[pb.GenerateResponse]) -> str | None:

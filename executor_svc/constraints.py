@@ -70,6 +70,11 @@ class Constraint:
         self._error: str | None = None
         self._mask: Future[Mask] = threads.submit(self._catch_up, table, tuple(answer))
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the answer cannot go on, as far as was asked."""
+        return self._error is not None
+
     def mask(self, until: float) -> Mask | None:
         """What may come next, once it is known; None where the answer cannot go on, as one whose mask is not known
         when the clock, `time.monotonic`, reads `until`."""

@@ -63,10 +63,12 @@ class HeldSequence:
         )
 
     def report(self) -> ResidentSequence:
-        """For a scheduler that takes over."""
+        """For a scheduler that takes over. What was drawn last for an answer that cannot go on means nothing: only the
+        prompt is told of it, which is less than is computed."""
+        stuck = self.constraint is not None and self.constraint.has_failed
         return ResidentSequence(
             sequence_id=self.sequence_id,
-            token_ids=tuple(self.tokens),
+            token_ids=tuple(self.tokens[: self.num_prompt_tokens] if stuck else self.tokens),
             num_prompt_tokens=self.num_prompt_tokens,
             num_computed_tokens=self.num_computed_tokens,
             block_ids=tuple(self.block_ids),

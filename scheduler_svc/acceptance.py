@@ -126,7 +126,7 @@ class Acceptance:
         model: ExecutorInfo,
         begun: Sequence[bool],
     ) -> Accepted:
-        stop_token_ids = call.stop_token_ids | (frozenset() if call.ignore_eos else self._eos_token_ids)
+        stop_token_ids = call.stop_token_ids | (frozenset() if call.ignore_eos else self._end_tokens(model))
         bad_words = [spelling for word in call.bad_words for spelling in self._tokenizer.spellings(word)]
         request = Request(
             sequence_id=sequence_ids[0],
@@ -160,6 +160,10 @@ class Acceptance:
             return Accepted((request,), ride, record.SerializeToString())
         requests = tuple(sample_of(request, index, sequence_id) for index, sequence_id in enumerate(sequence_ids))
         return Accepted(requests, ride, record.SerializeToString())
+
+    def _end_tokens(self, model: ExecutorInfo) -> frozenset[int]:
+        """Those that the model has: its folder may name others, which its tokenizer knows and its weights do not."""
+        return frozenset(token_id for token_id in self._eos_token_ids if token_id < model.vocab_size)
 
     def _meter(self, arrival: float, tenant: str, index: int, *, begun: bool) -> RequestMeter:
         return RequestMeter(self._metrics, self._clock, arrival, tenant, begun=begun, has_prompt=index == 0)

@@ -60,8 +60,12 @@ def _choice(texts: Sequence[str], field: str) -> Grammar:
         raise InvalidRequest(f"{field}: there must be 1 to {MAX_CHOICES} texts, not {len(texts)}")
     if not all(1 <= len(text) <= MAX_CHOICE_CHARS for text in texts):
         raise InvalidRequest(f"{field}: each text must have 1 to {MAX_CHOICE_CHARS} characters")
-    quoted = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-    return Grammar(GrammarKind.LARK, f"start: CHOICE\nCHOICE: {quoted}")
+    return Grammar(GrammarKind.LARK, "start: CHOICE\nCHOICE: " + " | ".join(map(_quoted, texts)))
+
+
+def _quoted(text: str) -> str:
+    """A text in the notation of the grammar: that of JSON, which leaves one more control character as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _check_size(source: str, field: str) -> None:

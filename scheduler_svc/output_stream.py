@@ -179,8 +179,8 @@ class OutputStream:
                 break
         return self._num_tokens - before
 
-    def _write(self, text: str, *, wanted: bool = True) -> None:
-        certain, stop = self._stops.feed(text, counts=self._num_tokens >= self._min_tokens)
+    def _write(self, text: str, *, wanted: bool = True, counts: bool = True) -> None:
+        certain, stop = self._stops.feed(text, counts=counts and self._num_tokens >= self._min_tokens)
         if wanted:
             self._text.write(certain)
         if stop is not None:
@@ -192,7 +192,8 @@ class OutputStream:
             self._error = CitybusError(outcome.error or "the request failed")
             return
         if not self._text_stop:
-            self._write(self._detokenizer.flush())
+            # Where it is cut off from outside, what stands for a cut character is not what the model has written.
+            self._write(self._detokenizer.flush(), counts=outcome.reason in (FinishReason.STOP, FinishReason.LENGTH))
         if self._text_stop:
             stopped_at = self._text_stop.num_tokens
             outcome = replace(

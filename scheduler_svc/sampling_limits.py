@@ -65,7 +65,7 @@ def with_bans(
     Raises `InvalidRequest` where there could be nothing left to draw.
     """
     words = tuple(word for word in bad_words if max(word) < vocab)
-    ends = tuple(sorted(each for each in end_token_ids if each < vocab)) if sampling.min_tokens else ()
+    ends = tuple(sorted(end_token_ids)) if sampling.min_tokens else ()
     bans = {*sampling.banned_token_ids, *ends, *(word[-1] for word in words)}
     left = set(sampling.allowed_token_ids) - bans if sampling.allowed_token_ids else vocab - len(bans)
     if not left:

@@ -66,7 +66,8 @@ def adopt(roster: Roster, blocks: BlockManager, held: Residency, now: float) -> 
 
 
 def _agrees(sequence: Sequence, resident: ResidentSequence, blocks: BlockManager) -> bool:
-    """Whether a resident sequence is this one: the same prompt, tokens and sampling, in as many blocks as it needs.
+    """Whether a resident sequence is this one: the same prompt, tokens and sampling, in as many blocks as it needs, and
+    with a token to compute.
 
     One that has computed past tokens whose log-probabilities are missing does not count: they come of computing.
     """
@@ -77,7 +78,7 @@ def _agrees(sequence: Sequence, resident: ResidentSequence, blocks: BlockManager
         and resident.token_ids[: len(known)] == known
         and resident.sampling == sequence.request.sampling
         and len(resident.block_ids) == blocks.blocks_for(resident.num_computed_tokens)
-        and 0 < resident.num_computed_tokens <= min(len(resident.token_ids), sequence.scoring.num_skippable)
+        and 0 < resident.num_computed_tokens <= min(len(resident.token_ids) - 1, sequence.scoring.num_skippable)
     )
 
 

@@ -27,9 +27,9 @@ REFUSED = "max_tokens: expected 1 or more"
 class ScriptedServer(pb_grpc.GenerationServiceServicer, admin_pb2_grpc.AdminServiceServicer):
     """Answers every request, and every sample, with `ANSWER`, two tokens a message; "forever" never ends.
 
-    "refuse" is refused; "drain" is refused with a time after which to try again; "noisy" answers with control
-    characters; "long" ends by its length. `requests` are those received, `cancelled` counts the calls that were closed
-    early; `authorizations` has the method of each call and what it brought under that name.
+    "refuse" is refused; "drain" is refused with a time after which to try again; "gone" is cancelled; "noisy" answers
+    with control characters; "long" ends by its length. `requests` are those received, `cancelled` counts the calls that
+    were closed early; `authorizations` has the method of each call and what it brought under that name.
     """
 
     chat: bool = True
@@ -47,6 +47,8 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer, admin_pb2_grpc.AdminServ
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, REFUSED)
         if prompt == "drain":
             await context.abort(grpc.StatusCode.UNAVAILABLE, "draining", (("grpc-retry-pushback-ms", "1500"),))
+        if prompt == "gone":
+            await context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
         await context.send_initial_metadata((("citybus-request-id", request.request_id or "made-1"),))
         try:
             texts = ("\x1b[2Jred\x07",) if prompt == "noisy" else ANSWER

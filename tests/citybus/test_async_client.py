@@ -65,6 +65,8 @@ async def test_errors_are_typed(served: Served) -> None:
             await client.count_tokens("one", model="absent")
         with pytest.raises(Unavailable) as refused:
             await client.complete("drain")
+        with pytest.raises(Unavailable, match="the server cancelled the call"):
+            await client.complete("gone")
     assert refused.value.retry_after_s == 1.5
 
 

@@ -112,6 +112,12 @@ def test_refusal_says_when_to_try_again(served: Served) -> None:
     assert refused.value.retry_after_s == 1.5
 
 
+def test_what_a_server_that_ends_cancels_can_be_sent_again(served: Served) -> None:
+    with Client(served.address) as client, pytest.raises(Unavailable, match="the server cancelled the call") as broken:
+        client.complete("gone")
+    assert broken.value.request_id is None
+
+
 def test_no_server_is_named_in_the_error() -> None:
     with Client("127.0.0.1:1") as client, pytest.raises(Unreachable, match=r"no server answers at 127\.0\.0\.1:1"):
         client.models()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from common.grammar import Grammar, GrammarKind
 from common.logprobs import TokenLogprobs
 from common.step import ExecutorInfo, Sampling, StepPlan
 from executor_svc.engine import Engine
@@ -17,6 +18,7 @@ from scheduler_svc.core.readings import Totals
 from scheduler_svc.core.request import FinishReason, Request, SequenceUpdate
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.policies import BUILT_IN
+from tests.checkpoints import EOS
 from tests.contract.session import GREEDY, OTHER, PROMPT, cached, reference, residents
 
 
@@ -204,3 +206,15 @@ def test_speculation_gives_ref(request: pytest.FixtureRequest, kind: str) -> Non
     assert min(ran.seen["sealed"], ran.seen["preempted"], ran.seen["broken"]) > 0, ran.seen
     assert 100 < ran.totals.accepted_draft_tokens < ran.totals.draft_tokens
     assert residents(engine) == {}
+
+
+@pytest.mark.parametrize(("source", "answer", "chunk"), [("ab?", [ord("a")], 128), ("b", [], len(PROMPT) - 1)])
+def test_an_answer_that_cannot_go_on_ends_with_its_error_though_that_result_is_lost(
+    engine: Engine, source: str, answer: list[int], chunk: int
+) -> None:
+    """In the second step, of which nobody hears: what is drawn there, where nothing may be drawn, is told to nobody."""
+    stuck = Sampling(grammar=Grammar(GrammarKind.REGEX, source, (EOS,)), banned_token_ids=(ord("b"), EOS))
+    request = Request(1, PROMPT, stuck, 0.0, stop_token_ids=frozenset({EOS}), max_tokens=len(answer) + 1)
+    ran = drive(engine, replace(engine.describe(), max_step_tokens=chunk), "fcfs", [request], break_every=1)
+    assert ran.tokens == {1: answer}
+    assert ran.reasons == {1: FinishReason.ERROR}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from citybus.v1 import generation_pb2 as pb
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
+from common.matching import compiled, token_table
 from scheduler_svc.forms import MAX_SOURCE_BYTES, Form, form_of
+from tests.scheduler.text_folders import byte_level, write_folder
 
 
 def form(**fields: object) -> Form | None:
@@ -31,6 +35,17 @@ def test_every_form() -> None:
     assert form(choice=pb.Choice(texts=['a"b', "é"])) == Form(
         "structured_output.choice", Grammar(GrammarKind.LARK, 'start: CHOICE\nCHOICE: "a\\"b" | "é"')
     )
+
+
+def test_a_choice_may_have_every_character(tmp_path: Path) -> None:
+    """All that grammars are written with, the edges of what is one to four bytes long, and its own rule's names."""
+    text = "".join(map(chr, [*range(256), 0x7FF, 0x800, 0x2028, 0xD7FF, 0xE000, 0xFFFD, 0xFFFF, 0x10000, 0x10FFFF]))
+    asked = form(choice=pb.Choice(texts=[text, "start", "CHOICE"]))
+    assert asked is not None
+    table = token_table(write_folder(tmp_path, byte_level()), byte_level().get_vocab_size())
+    matcher = compiled(table, asked.grammar)
+    matcher.consume_tokens(byte_level().encode(text, add_special_tokens=False).ids)
+    assert matcher.is_accepting() and not matcher.is_error()
 
 
 def test_what_is_no_form() -> None:

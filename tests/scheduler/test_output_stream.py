@@ -228,3 +228,18 @@ async def test_only_the_first_ending_counts() -> None:
     assert text == "a"
     assert last.outcome is not None and last.outcome.reason is FinishReason.CANCELLED
     assert len(harness.counter.outcomes) == 1
+
+
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.DEADLINE, FinishReason.CANCELLED])
+async def test_what_stands_for_a_cut_character_is_a_stop_text_only_where_the_answer_ends_by_itself(
+    reason: FinishReason,
+) -> None:
+    """A client that cancels must not be told that the answer was complete."""
+    harness = Harness(["\ufffd"])
+    harness.push(97, "é".encode()[0])
+    harness.push(reason=reason)
+    text, last = await harness.text()
+    assert last.outcome is not None
+    stops = reason is FinishReason.LENGTH
+    assert (text, last.stop_text) == (("a", "\ufffd") if stops else ("a\ufffd", None))
+    assert last.outcome.reason is (FinishReason.STOP if stops else reason)

@@ -22,6 +22,8 @@ from citybus.v1 import generation_pb2 as pb
 SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
 MAX_FRAME_BYTES = 16_384
 LONGEST = pb.StopParams(ignore_eos=True)
+LARGE_BYTES = 4_000_000
+"""As large as a server takes of most models, and far more than fits a context of 8,192."""
 GB = 10**9
 
 Ready = Callable[[], None]
@@ -86,14 +88,20 @@ async def endless_prompt(address: str, window_s: float, ready: Ready, *, count: 
                             await asyncio.sleep(0)
 
 
-async def large_prompts(address: str, window_s: float, ready: Ready, *, count: int = 10) -> None:
-    """Texts of 15 MB: as large as the server takes, and far more than fits a context."""
+async def oversize_prompts(address: str, window_s: float, ready: Ready, *, count: int = 10) -> None:
+    """Texts of 15 MB: more than the server takes in one message."""
     await _send(address, window_s, ready, count, pb.GenerateRequest(text="word " * 3_000_000).SerializeToString())
+
+
+async def large_prompts(address: str, window_s: float, ready: Ready, *, count: int = 10) -> None:
+    """Texts as large as the server takes."""
+    text = "word " * (LARGE_BYTES // 5)
+    await _send(address, window_s, ready, count, pb.GenerateRequest(text=text).SerializeToString())
 
 
 async def large_chats(address: str, window_s: float, ready: Ready, *, count: int = 10) -> None:
     """Conversations as large, in which every character could begin a control token of most models."""
-    chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="<" * 15_000_000)])
+    chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="<" * LARGE_BYTES)])
     await _send(address, window_s, ready, count, pb.GenerateRequest(chat=chat).SerializeToString())
 
 
@@ -127,7 +135,7 @@ ATTACKS: dict[str, Callable[..., Coroutine[Any, Any, object]]] = {
     attack.__name__: attack
     for attack in (
         *(slow_reader, slow_readers, readers, idle_streams, dropped_connections, endless_prompt),
-        *(large_prompts, large_chats, million_messages, billion_answers, pings),
+        *(oversize_prompts, large_prompts, large_chats, million_messages, billion_answers, pings),
     )
 }
 

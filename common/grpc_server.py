@@ -40,8 +40,8 @@ class GrpcServer:
     """A server whose servicers are added to `server` before `start`. To be made inside a running event loop.
 
     `listen` is "host:port" (port 0: any free one), which the option `flag` gave; `services` are the full names of what
-    it serves. A message of more than `max_message_bytes` is refused with RESOURCE_EXHAUSTED before it is parsed, and so
-    is a call beyond `max_calls` open ones. `interceptors` come after the one that turns errors into statuses.
+    it serves. A client's message of more than `max_message_bytes` is refused with RESOURCE_EXHAUSTED at its head, and
+    so is a call beyond `max_calls` open ones. `interceptors` come after the one that turns errors into statuses.
     `credentials` None: no TLS.
     """
 

@@ -21,13 +21,16 @@ SILENT_CONNECTION_MS = 20_000
 
 
 def server_options(max_message_bytes: int, max_calls: int, max_connections: int) -> list[tuple[str, int]]:
-    """gRPC's options for a server with these limits; half of the process's files are left for other things."""
+    """gRPC's options for a server with these limits; half of the process's files are left for other things.
+
+    What the server itself sends is bounded by what it accepts.
+    """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most_connections = min(max_connections, files // 2) if files != resource.RLIM_INFINITY else max_connections
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", max(1, max_calls // 2)),
         ("grpc.max_allowed_incoming_connections", most_connections),
         ("grpc.max_connection_idle_ms", IDLE_CONNECTION_MS),

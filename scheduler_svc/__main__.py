@@ -38,6 +38,7 @@ from scheduler_svc.garbage import collect_seldom
 from scheduler_svc.health import Health
 from scheduler_svc.journal import Journal, NoJournal
 from scheduler_svc.loop import Recover, SchedulerLoop
+from scheduler_svc.message_size import largest_message
 from scheduler_svc.model_files import read_model_files
 from scheduler_svc.plan_log import plan_recorder
 from scheduler_svc.policy_desk import PolicyDesk, announce
@@ -60,7 +61,9 @@ async def serve(settings: Config) -> None:
     """Run until a signal has drained the service. Raises `StartupError`, and `Fenced` where it was replaced."""
     files = read_model_files(settings.model)
     template = ChatTemplate(files.chat_template, files.special_tokens) if files.chat_template else None
-    encoder = PromptEncoder(Tokenizer(files), template)
+    tokenizer = Tokenizer(files)
+    encoder = PromptEncoder(tokenizer, template)
+    largest = settings.max_request_bytes or largest_message(files.max_model_len, tokenizer.longest_token)
     shelf = PolicyShelf(settings.policy_folder)
     await _check(settings, shelf)
     client = executor_client(settings)
@@ -70,7 +73,7 @@ async def serve(settings: Config) -> None:
     forms = FormCheck(settings.model)
     collect_seldom()
     try:
-        await _serve(settings, files.eos_token_ids, encoder, forms, client, journal, shelf)
+        await _serve(settings, files.eos_token_ids, largest, encoder, forms, client, journal, shelf)
     finally:
         encoder.close()
         await forms.close()
@@ -80,6 +83,7 @@ async def serve(settings: Config) -> None:
 async def _serve(
     settings: Config,
     eos_token_ids: frozenset[int],
+    max_request_bytes: int,
     encoder: PromptEncoder,
     forms: FormCheck,
     client: ExecutorClient,
@@ -96,7 +100,7 @@ async def _serve(
     memory = PolicyMemory(guarded, journal, settings.policy)
     memory.restore(shelf)
     rules, admin = read_rules(settings), admin_server(settings, os.environ)
-    server = client_server(settings, rules, metrics)
+    server = client_server(settings, rules, metrics, max_request_bytes)
     with contextlib.ExitStack() as stack:
         loop = SchedulerLoop(
             client,

@@ -62,7 +62,9 @@ class Config:
     executor_timeout: float = option(
         30.0, "how long requests wait for a lost executor before they fail", unit="seconds"
     )
-    max_request_bytes: int = option(16 * 2**20, "largest message of a client", unit="bytes")
+    max_request_bytes: int | None = option(
+        None, "largest message of a client; none is what a prompt of the model can take, 4 to 16 MiB", unit="bytes"
+    )
     max_queued_requests: int = option(4096, "most requests at once, running ones included", unit="requests")
     time_limit: float = option(3600.0, "most time of a request, queueing included; it may ask for less", unit="seconds")
     drain_grace: float = option(30.0, "how long running requests may go on after SIGTERM", unit="seconds")
@@ -83,14 +85,14 @@ class Config:
             raise ValueError("--executor-cert needs --executor-ca: without it there is no TLS to the executor")
         positive = "window step_timeout executor_timeout max_request_bytes max_queued_requests time_limit"
         for name in (*positive.split(), "policy_time_limit", "starvation_limit"):
-            if getattr(self, name) <= 0:
+            if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{flag_of(name)} must be more than 0")
         for name in ("drain_grace", "attach_grace"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{flag_of(name)} must not be less than 0")
         if not 0 <= self.speculative_tokens <= MAX_SPECULATIVE_TOKENS:
             raise ValueError(f"--speculative-tokens must be 0 to {MAX_SPECULATIVE_TOKENS}")
-        if self.max_request_bytes > MAX_MESSAGE_BYTES:
+        if self.max_request_bytes is not None and self.max_request_bytes > MAX_MESSAGE_BYTES:
             raise ValueError(f"--max-request-bytes must be at most {MAX_MESSAGE_BYTES}, as in gRPC")
 
     @property

@@ -99,12 +99,12 @@ def executor_client(settings: Config) -> ExecutorClient:
     )
 
 
-def client_server(settings: Config, rules: Rules, metrics: SchedulerMetrics) -> GrpcServer:
+def client_server(settings: Config, rules: Rules, metrics: SchedulerMetrics, max_request_bytes: int) -> GrpcServer:
     """The door of clients."""
     return GrpcServer(
         settings.listen,
         services=["citybus.v1.GenerationService"],
-        max_message_bytes=settings.max_request_bytes,
+        max_message_bytes=max_request_bytes,
         max_calls=settings.max_calls,
         interceptors=[] if rules.keys is None else [KeyInterceptor(rules.keys.value, _counted(metrics))],
         credentials=server_credentials(settings.tls),

@@ -1,9 +1,10 @@
-"""The most bytes of text that one token can take, where a tokenizer's parts let it be known without encoding."""
+"""How much text one token can take, where a tokenizer's parts let it be known without encoding."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer as BackendTokenizer
@@ -11,15 +12,28 @@ from tokenizers import Tokenizer as BackendTokenizer
 from scheduler_svc.token_bytes import TokenBytes
 
 
-def longest_token(backend: BackendTokenizer, token_bytes: TokenBytes) -> int | None:
-    """Bytes of the longest token of a byte-level tokenizer; None for one that may drop text, or fold it together."""
+@dataclass(frozen=True, slots=True)
+class LongestToken:
+    """Its `num_bytes`; `dropped` are the bytes that the vocabulary lacks, and that may give no token at all."""
+
+    num_bytes: int
+    dropped: bytes
+
+    def proves_over(self, limit: int, text: str) -> bool:
+        """Whether its length, or that of its beginning, proves that `text` has more than `limit` tokens."""
+        most = limit * self.num_bytes
+        return len(text) > most and len(text[: 2 * most].encode().translate(None, self.dropped)) > most
+
+
+def longest_token(backend: BackendTokenizer, token_bytes: TokenBytes) -> LongestToken | None:
+    """That of a byte-level tokenizer; None for one that may drop more than some bytes, or fold text together."""
     if backend.normalizer is not None or not _splits_bytes(backend):
         return None
     if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
         return None
     every = [token_bytes[token_id] for token_id in backend.get_vocab(with_added_tokens=True).values()]
     alphabet = {data for data in every if len(data) == 1}
-    return max(map(len, every)) if len(alphabet) == 256 else None
+    return LongestToken(max(map(len, every)), bytes(byte for byte in range(256) if bytes([byte]) not in alphabet))
 
 
 def _splits_bytes(backend: BackendTokenizer) -> bool:

@@ -28,12 +28,15 @@ class ChatTemplateSource:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What the scheduler needs of a model folder. `special_tokens` maps a role ("bos_token") to its text."""
+    """What the scheduler needs of a model folder. `special_tokens` maps a role ("bos_token") to its text;
+    `max_model_len` is the most tokens that the model allows, None where the folder does not say.
+    """
 
     backend: BackendTokenizer
     special_tokens: Mapping[str, str]
     eos_token_ids: frozenset[int]
     chat_template: ChatTemplateSource | None
+    max_model_len: int | None = None
 
 
 def read_model_files(folder: Path) -> ModelFiles:
@@ -47,7 +50,8 @@ def read_model_files(folder: Path) -> ModelFiles:
     special_tokens = _special_tokens(config)
     tokenizer_eos = backend.token_to_id(special_tokens.get("eos_token", ""))
     eos_token_ids = _configured_eos(folder) | ({tokenizer_eos} if tokenizer_eos is not None else set())
-    return ModelFiles(backend, special_tokens, frozenset(eos_token_ids), _find_chat_template(folder, config))
+    template = _find_chat_template(folder, config)
+    return ModelFiles(backend, special_tokens, frozenset(eos_token_ids), template, _max_model_len(folder))
 
 
 def _read_tokenizer(path: Path) -> BackendTokenizer:
@@ -92,6 +96,11 @@ def _configured_eos(folder: Path) -> set[int]:
             raise StartupError(f"{folder / name}: eos_token_id must be a token id or a list of token ids")
         return set(ids)
     return set()
+
+
+def _max_model_len(folder: Path) -> int | None:
+    value = _read_json(folder / "config.json").get("max_position_embeddings")
+    return value if type(value) is int and value > 0 else None  # one that no model can have is the executor's to refuse
 
 
 def _find_chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplateSource | None:

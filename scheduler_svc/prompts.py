@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
 from common.errors import Exhausted, InvalidRequest
 from scheduler_svc.chat_template import ChatTemplate
-from scheduler_svc.tokenizer import Tokenizer
+from scheduler_svc.tokenizer import Tokenizer, is_long
 
 MAX_WAITING_BYTES = 128 * 2**20
 """Most bytes of prompts that wait for a thread or are encoded, as they are held; a larger one is taken alone."""
@@ -143,13 +143,22 @@ class PromptEncoder:
     def _encode_chat(self, messages: Sequence[Message], max_model_len: int) -> tuple[int, ...]:
         if self._template is None:
             raise InvalidRequest("chat: the model has no chat template; send the prompt as text or tokens")
+        limit: int | None = max_model_len
+        if is_long(sum(len(message.content) for message in messages), max_model_len):
+            # Only the template knows what of it the model is to see. Shielding takes many times as long as rendering.
+            self.tokenizer.check_tokens(self._template.render(list(map(_plain, messages))), max_model_len)
+            limit = None
         shield, unshield = self.tokenizer.shield, self.tokenizer.unshield
-        shielded = [{"role": message.role, "content": shield(message.content)} for message in messages]
+        shielded = [_plain(replace(message, content=shield(message.content))) for message in messages]
         try:
             rendered = self._template.render(shielded)
         except InvalidRequest as error:
             raise InvalidRequest(unshield(str(error))) from error
-        return tuple(self.tokenizer.encode_rendered(rendered, max_model_len))
+        return tuple(self.tokenizer.encode_rendered(rendered, limit))
+
+
+def _plain(message: Message) -> dict[str, str]:
+    return {"role": message.role, "content": message.content}
 
 
 def check_room(num_tokens: int, max_model_len: int) -> None:

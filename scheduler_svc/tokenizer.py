@@ -37,13 +37,13 @@ _TOKENS_PER_CUT = 64  # a cut between two pieces makes two tokens of one, and di
 class Tokenizer:
     """The tokenizer of a model folder; it takes over `files.backend`. Encoding is safe in several threads at once.
 
-    `control_ids` are its control tokens.
+    `control_ids` are its control tokens; `longest_token` is None where it is not known.
     """
 
     def __init__(self, files: ModelFiles) -> None:
         self._backend = backend = files.backend
         self.token_bytes = TokenBytes(backend)
-        self._longest_token = longest_token(backend, self.token_bytes)
+        self.longest_token = longest_token(backend, self.token_bytes)
         self._begin = _begin_ids(backend)
         control = _flag_control_tokens(backend, files.eos_token_ids)
         self.control_ids = frozenset(control.values())
@@ -62,12 +62,20 @@ class Tokenizer:
 
     def check_length(self, text: str, limit: int) -> None:
         """Raise `InvalidRequest` for long plain text whose length alone proves that it has more than `limit` tokens."""
-        longest = self._longest_token
-        if longest is not None and _is_long(text, limit) and len(text) > limit * longest:
+        if self.longest_token is not None and is_long(len(text), limit) and self.longest_token.proves_over(limit, text):
             raise _too_long(limit)
 
-    def encode_rendered(self, rendered: str, limit: int) -> list[int]:
-        """Ids of a rendered template that may hold shielded text; no begin token is added. Raises as `encode_text`."""
+    def check_tokens(self, text: str, limit: int) -> None:
+        """Raise `InvalidRequest` for long text that has more than `limit` tokens, without encoding it whole."""
+        self.check_length(text, limit)
+        if is_long(len(text), limit):
+            self._count_tokens(text, limit)
+
+    def encode_rendered(self, rendered: str, limit: int | None) -> list[int]:
+        """Ids of a rendered template that may hold shielded text; no begin token is added. Raises as `encode_text`.
+
+        `limit` None: it is known not to have too many tokens.
+        """
         return self._encode(self.unshield(self._spellings.stand_in(rendered)), limit)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
@@ -91,9 +99,9 @@ class Tokenizer:
         """`text` as it was before `shield`."""
         return self._spellings.unshield(text)
 
-    def _encode(self, text: str, limit: int) -> list[int]:
-        if _is_long(text, limit):
-            self._refuse_oversize(text, limit)
+    def _encode(self, text: str, limit: int | None) -> list[int]:
+        if limit is not None:
+            self.check_tokens(text, limit)
         ids = self._backend_ids(text)
         if self._is_forged(ids):
             ids = self._backend_ids(self._spellings.shield(text))
@@ -102,7 +110,7 @@ class Tokenizer:
         real_ids = self._real_ids
         return [real_ids.get(token_id, token_id) for token_id in ids if token_id != self._break_id]
 
-    def _refuse_oversize(self, text: str, limit: int) -> None:
+    def _count_tokens(self, text: str, limit: int) -> None:
         count = 0
         for start in range(0, len(text), _PIECE_CHARACTERS):
             count += len(self._backend_ids(text[start : start + _PIECE_CHARACTERS])) - _TOKENS_PER_CUT
@@ -118,9 +126,9 @@ class Tokenizer:
         return not self._unforgeable.isdisjoint(ids)
 
 
-def _is_long(text: str, limit: int) -> bool:
-    """Whether it is too much text to be encoded whole only to learn that it has more than `limit` tokens."""
-    return len(text) > max(_PIECE_CHARACTERS, 2 * limit)
+def is_long(num_characters: int, limit: int) -> bool:
+    """Whether that is too much text to be encoded whole only to learn that it has more than `limit` tokens."""
+    return num_characters > max(_PIECE_CHARACTERS, 2 * limit)
 
 
 def _too_long(limit: int) -> InvalidRequest:

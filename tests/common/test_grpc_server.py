@@ -35,13 +35,14 @@ StatusOf = Callable[[grpc.aio.Channel], Awaitable[grpc.aio.AioRpcError]]
 class Generation(generation_pb2_grpc.GenerationServiceServicer):
     """Says one word, then raises what it is given; or streams until it is closed."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, word: str = "word") -> None:
         self.error = error
+        self.word = word
         self.closed = asyncio.Event()
 
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> Words:
         try:
-            yield generation_pb2.GenerateResponse(text="word")
+            yield generation_pb2.GenerateResponse(text=self.word)
             if self.error:
                 raise self.error
             while True:
@@ -218,6 +219,13 @@ async def test_a_message_over_the_limit_is_refused_and_one_under_it_is_not(start
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await stub.CountTokens(generation_pb2.CountTokensRequest(text="x" * (fits + 1)))
     assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_what_the_server_says_may_be_larger_than_what_it_takes(start: Start) -> None:
+    _, channel = await start(Generation(word="x" * (LIMIT + 1)))
+    call = generation_pb2_grpc.GenerationServiceStub(channel).Generate(generation_pb2.GenerateRequest())
+    assert (await call.read()).text == "x" * (LIMIT + 1)
+    call.cancel()
 
 
 @pytest.mark.parametrize("method", [f"{GENERATION}/CountTokens", f"{GENERATION}/Generate", f"{EXECUTOR}/Execute"])

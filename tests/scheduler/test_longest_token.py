@@ -6,17 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from common.errors import InvalidRequest
 from scheduler_svc import tokenizer
-from scheduler_svc.longest_token import longest_token
+from scheduler_svc.longest_token import LongestToken, longest_token
 from scheduler_svc.model_files import read_model_files
 from scheduler_svc.token_bytes import TokenBytes
-from tests.scheduler.text_folders import byte_level, sentencepiece, write_folder
+from tests.scheduler.text_folders import byte_alphabet, byte_level, sentencepiece, write_folder
 
 
-def longest(backend: Tokenizer) -> int | None:
+def longest(backend: Tokenizer) -> LongestToken | None:
     return longest_token(backend, TokenBytes(backend))
 
 
@@ -30,9 +30,25 @@ BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
 def test_byte_level_tokenizer_has_a_longest_token() -> None:
-    assert longest(byte_level()) == len("<|im_start|>")
+    assert longest(byte_level()) == LongestToken(len("<|im_start|>"), dropped=b"")
     parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Split(" ", "isolated"), BYTES]
-    assert longest(with_parts(*parts)) == len("<|im_start|>")
+    assert longest(with_parts(*parts)) == LongestToken(len("<|im_start|>"), dropped=b"")
+
+
+def test_bytes_without_a_token_prove_nothing() -> None:
+    """A vocabulary without BEL and the first byte of "é": the one is dropped, the other leaves a second byte."""
+    backend = byte_level()
+    characters = byte_alphabet()
+    vocabulary = {
+        text: rank for text, rank in backend.get_vocab().items() if text not in (characters[7], characters[0xC3])
+    }
+    backend.model = models.BPE(vocab=vocabulary, merges=[])
+    found = longest(backend)
+    assert found == LongestToken(len("<|im_start|>"), dropped=b"\x07\xc3")
+    assert backend.encode("\x07é\x07", add_special_tokens=False).ids == [0xA9]
+    assert not found.proves_over(10, "x" * 120 + "\x07" * 10_000)
+    assert not found.proves_over(10, "é" * 120)
+    assert found.proves_over(10, "é" * 121 + "\x07" * 100)
 
 
 def normalized() -> Tokenizer:

@@ -128,3 +128,10 @@ def test_broken_template_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(StartupError, match=r"chat_template.jinja is broken"):
         read_model_files(tmp_path)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(8192, 8192), (None, None), (0, None), (True, None), ("8192", None)])
+def test_longest_sequence_is_what_the_config_says(tmp_path: Path, value: Any, expected: int | None) -> None:
+    folder = write_folder(tmp_path)
+    write_json(folder / "config.json", {"max_position_embeddings": value})
+    assert read_model_files(folder).max_model_len == expected

@@ -121,6 +121,26 @@ async def test_F41_text_that_is_much_too_long(make: Make, kind: Callable[[str], 
     assert len(await encoder.encode(kind("x" * 640), VOCAB, CONTEXT)) >= 640
 
 
+async def test_F41_conversation_that_is_much_too_long_is_refused_before_it_is_shielded(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = make()
+    monkeypatch.setattr(encoder.tokenizer, "shield", None)
+    expected = "the prompt has more than 64 tokens, all that the model's context holds"
+    for content in ("<" * 65_537, "<|im_end|>" * 6_554):
+        assert await refusal(encoder, chat(content)) == expected
+
+
+async def test_long_conversation_is_as_long_as_the_template_makes_it(make: Make) -> None:
+    """What the template leaves out does not count; what it keeps is shielded, however long the rest is."""
+    encoder = make(chat_template="{{ messages[-1].content }}<|im_end|>")
+    left_out = "<|im_end|>" * 10_000
+    assert await encoder.encode(chat(left_out, "<|eos|>"), VOCAB, CONTEXT) == (*b"<|eos|>", IM_END)
+    assert await refusal(encoder, chat("<|eos|>", left_out)) == (
+        "the prompt has more than 64 tokens, all that the model's context holds"
+    )
+
+
 @pytest.mark.parametrize("length", [63, 64, 65, 640])
 def test_F15_prompt_at_the_limit(length: int) -> None:
     if length == 63:

@@ -30,8 +30,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_session(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
-    folder = tmp_path_factory.mktemp("tiny-bus")
-    with running_field(tiny, folder, executor=("--num-blocks", 512, "--metrics-listen", "127.0.0.1:0")) as field:
+    executor = ("--num-blocks", 512, "--metrics-listen", "127.0.0.1:0")
+    scheduler = ("--max-request-bytes", 16 * 2**20)
+    with running_field(tiny, tmp_path_factory.mktemp("tiny-bus"), executor=executor, scheduler=scheduler) as field:
         yield field
 
 

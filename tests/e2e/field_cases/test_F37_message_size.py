@@ -31,7 +31,8 @@ GRPC_DEFAULT = 4 * 2**20
 def terse_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
     folder = tmp_path_factory.mktemp("terse-bus")
     model = write_chain(folder / "terse", SCRIPT, max_model_len=64, chat_template="{{ messages[-1].content }}")
-    with running_field(model, folder / "bus", executor=("--num-blocks", 64)) as field:
+    flags = ("--max-request-bytes", LIMIT)
+    with running_field(model, folder / "bus", executor=("--num-blocks", 64), scheduler=flags) as field:
         yield field
 
 

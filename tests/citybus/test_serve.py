@@ -145,7 +145,8 @@ def test_port_in_use_is_one_clear_line(model: Path) -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         address = f"127.0.0.1:{holder.getsockname()[1]}"
-        assert fails(f"--model={model}", f"--executor-listen={address}") == (
+        others = [f"{flag}=127.0.0.1:{free_port()}" for flag in ("--listen", "--admin-listen")]
+        assert fails(f"--model={model}", *others, f"--executor-listen={address}") == (
             f"citybus: the executor cannot listen on {address} (Address already in use): stop what does, or choose "
             "another with --executor-listen\n"
         )

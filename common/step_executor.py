@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
 from common.resident import ResidentPage
@@ -36,10 +37,12 @@ class StepExecutor(Protocol):
 
 
 class PendingStep(Protocol):
-    """A step that a device is computing."""
+    """A step that a device is computing. `known` gets its result, on the executor's thread, when that is asked for."""
+
+    known: Future[StepResult]
 
     def wait(self) -> None:
-        """Return once `result` would not wait. It may be called from any thread."""
+        """Return once `result` would not wait for the device. It may be called from any thread."""
 
     def result(self) -> StepResult:
         """As `StepExecutor.step` returns it; waits for it, and for the step before."""

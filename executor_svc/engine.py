@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -19,7 +19,7 @@ from common.resident import ResidentPage
 from common.step import ExecutorInfo, FailedSequence, InvalidPlan, StaleTerm, StepPlan, StepResult
 from executor_svc.constraints import Constraints
 from executor_svc.model_runner import ModelRunner, sampled_tokens
-from executor_svc.pending import PendingStep, Transfer
+from executor_svc.pending import DeviceTime, PendingStep, Transfer
 from executor_svc.resident import ResidentTable
 from executor_svc.sequence import UNKNOWN_TOKEN, HeldSequence, Row
 
@@ -37,7 +37,7 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A step that has begun, at `at_ns` and after `idle_ns` nanoseconds without work."""
+    """A step that has begun at `at_ns`; `idle_ns` nanoseconds before it, there was no work."""
 
     plan: StepPlan
     rows: list[Row]
@@ -112,10 +112,12 @@ class Engine:
         at_ns = time.perf_counter_ns()
         self._check_order(plan)
         is_pipelined = self._pipelines and self._resident.is_plain(plan)
-        if not is_pipelined:
-            self._end_pending()
         before = self._still_pending()
         idle_ns = at_ns - self._idle_since if before is None else 0
+        if before is not None and is_pipelined:
+            before.end_before()
+        elif before is not None:
+            before.result()
         rows = self._resident.apply(plan)
         self._last_step, self._session_has_begun = plan.step, True
         begun = _Begun(plan, rows, at_ns, idle_ns)
@@ -135,18 +137,14 @@ class Engine:
         if plan.step < expected or (self._session_has_begun and plan.step > expected):
             raise InvalidPlan(f"step {plan.step} cannot follow step {self._last_step}")
 
+    def _still_pending(self) -> PendingStep | None:
+        """The last step, if its tokens are not known."""
+        return None if self._pending is None or self._pending.known.done() else self._pending
+
     def _end_pending(self) -> None:
         """Wait until every token drawn is known."""
-        if self._pending is not None:
-            self._pending.result()
-            self._pending = None
-
-    def _still_pending(self) -> PendingStep | None:
-        """The last step, if it is pending, once those before it have ended."""
-        if self._pending is None or self._pending.has_ended:
-            return None
-        self._pending.end_before()
-        return self._pending
+        if (last := self._still_pending()) is not None:
+            last.result()
 
     def _complete(self, begun: _Begun) -> StepResult:
         """Compute a step, and wait for it."""
@@ -170,6 +168,7 @@ class Engine:
         plan, rows = begun.plan, begun.rows
         drawing = [row for row in rows if row.draws]
         try:
+            started = DeviceTime(self.runner.pool.pools.device)
             with torch.inference_mode():
                 self.runner.copy_blocks(plan.copies)
                 last = None if before is None else (before.rows, before.transfer.tokens)
@@ -178,23 +177,33 @@ class Engine:
         except Exception as failure:  # as in `_complete`
             self._resident.drop(rows)
             return self._failed(begun, _reason(plan, failure))
-        self._pending = PendingStep(drawing, transfer, before, partial(self._learn, begun, drawing, transfer))
+        idle = partial(started.ns_since, before.transfer.arrived) if before is not None else lambda: begun.idle_ns
+        self._pending = PendingStep(drawing, transfer, before, partial(self._learn, begun, drawing, transfer, idle))
         return self._pending
 
-    def _learn(self, begun: _Begun, drawing: Sequence[Row], transfer: Transfer, error: str | None) -> StepResult:
-        """End a step that was launched: its sequences get the tokens that they have drawn."""
-        if error is not None:
-            return self._failed(begun, error)
+    def _learn(
+        self,
+        begun: _Begun,
+        drawing: Sequence[Row],
+        transfer: Transfer,
+        idle: Callable[[], int],
+        error: str | None,
+    ) -> StepResult:
+        """End a step that was launched: its sequences get the tokens that they have drawn. `idle` tells for how many
+        nanoseconds before it the device had nothing to do."""
         try:
-            token_ids = transfer.token_ids()
-        except Exception as failure:  # of the device: whatever the pool holds by now, nobody can tell
+            token_ids = [] if error is not None else transfer.token_ids()
+        except Exception as failure:
+            error = _reason(begun.plan, failure)
+        if error is not None:  # of the device: whatever the pool holds by now, nobody can tell
             self._resident.clear()
-            return self._failed(begun, _reason(begun.plan, failure))
+            return self._failed(begun, error)
         for row, token_id in zip(drawing, token_ids, strict=True):
             row.sequence.tokens[row.end] = token_id
         spent = self._spent(begun)
-        self._metrics.forward_seconds.observe(spent / 1e9)
-        return StepResult(begun.plan.step, sampled_tokens(drawing, token_ids), spent, begun.idle_ns)
+        if begun.rows:
+            self._metrics.forward_seconds.observe(spent / 1e9)
+        return StepResult(begun.plan.step, sampled_tokens(drawing, token_ids), spent, idle())
 
     def _failed(self, begun: _Begun, reason: str) -> StepResult:
         return StepResult(begun.plan.step, (), self._spent(begun), begun.idle_ns, reason)

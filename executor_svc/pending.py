@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import torch
 
 from common.step import StepResult
 from executor_svc.sequence import Row
+
+_NS_A_MS = 1e6
+
+
+class DeviceTime:
+    """A moment of a device: when it has done all that it was given until now. A CPU, which is waited for, has none."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def wait(self) -> None:
+        """Return once it has come. From any thread; the others go on meanwhile. Raises what the device failed with."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def ns_since(self, earlier: DeviceTime) -> int:
+        """Nanoseconds between two moments that have come."""
+        if self._event is None or earlier._event is None:
+            return 0
+        return max(0, int(_NS_A_MS * earlier._event.elapsed_time(self._event)))
 
 
 class Transfer:
@@ -16,21 +41,14 @@ class Transfer:
     def __init__(self, tokens: torch.Tensor) -> None:
         self.tokens = tokens
         self._host = tokens
-        self._arrived: torch.cuda.Event | None = None
         if tokens.device.type == "cuda":
             self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             self._host.copy_(tokens, non_blocking=True)
-            self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            self._arrived.record()
-
-    def wait(self) -> None:
-        """Return once the host has them. From any thread; the others go on meanwhile."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        self.arrived = DeviceTime(tokens.device)
 
     def token_ids(self) -> list[int]:
         """Waits for them. Raises what the device failed with."""
-        self.wait()
+        self.arrived.wait()
         token_ids: list[int] = self._host.tolist()
         return token_ids
 
@@ -52,26 +70,23 @@ class PendingStep:
     ) -> None:
         self.rows = rows
         self.transfer = transfer
+        self.known: Future[StepResult] = Future()
+        self.known.set_running_or_notify_cancel()  # who does not want it any more must not keep others from it
         self._before = before
         self._end = end
-        self._result: StepResult | None = None
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the engine has its tokens."""
-        return self._result is not None
 
     def wait(self) -> None:
         """As `common.step_executor.PendingStep.wait`."""
-        self.transfer.wait()
+        with contextlib.suppress(Exception):  # of the device, which is the result's error
+            self.transfer.arrived.wait()
 
     def result(self) -> StepResult:
         """As `common.step_executor.PendingStep.result`."""
-        if self._result is None:
+        if not self.known.done():
             error = None if self._before is None else self._before.result().error
             self._before = None
-            self._result = self._end(error)
-        return self._result
+            self.known.set_result(self._end(error))
+        return self.known.result()
 
     def end_before(self) -> None:
         """End the step before, and not this one."""

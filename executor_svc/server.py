@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -72,7 +71,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._info = wire.info_to_pb(executor.describe())
         self._thread = ThreadPoolExecutor(1, "engine")
         self._waiting = ThreadPoolExecutor(1, "waiting")
-        self._pending: deque[tuple[StepPlan, PendingStep]] = deque()
+        self._pending: PendingStep | None = None
         self._session: Session | None = None
         self._replaced: set[bytes] = set()
         self._draining = False
@@ -99,6 +98,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             finally:
                 session.abandon()
                 reader.cancel()
+                if self._pending is not None:  # nobody else asks for it any more
+                    self._call(self._pending.result)
                 log.info("session ended", term=session.term)
         except StaleTerm as error:
             raise FailedPrecondition(str(error)) from error
@@ -144,7 +145,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         scheduler_id = request.open.scheduler_id
         if scheduler_id in self._replaced:
             raise StaleTerm("a newer scheduler has taken the executor over")
-        session = Session(await self._call(partial(self._open_executor, epoch, resume)), scheduler_id)
+        session = Session(await self._call(partial(self._executor.open, epoch, resume)), scheduler_id)
         older, self._session = self._session, session
         if older:
             older.end(StaleTerm(f"term {older.term} has ended: a newer scheduler holds term {session.term}"))
@@ -179,28 +180,18 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         if isinstance(begun, StepResult):
             self._observe(plan, begun)
         else:
-            self._pending.append((plan, begun))
+            begun.known.add_done_callback(lambda known: self._observe(plan, known.result()))
+            self._pending = begun
         return begun
 
     async def _result(self, begun: StepResult | PendingStep) -> StepResult:
         """Of a step; while a device computes it, the engine's thread can begin the next."""
         if isinstance(begun, StepResult):
             return begun
+        known = asyncio.wrap_future(begun.known)
         await asyncio.get_running_loop().run_in_executor(self._waiting, begun.wait)
-        return await self._call(partial(self._end, begun))
-
-    def _end(self, step: PendingStep) -> StepResult:
-        """On the engine's thread: the result of a step. Those before it are counted too, if nobody waited for them."""
-        while any(pending is step for _, pending in self._pending):
-            plan, pending = self._pending.popleft()
-            self._observe(plan, pending.result())
-        return step.result()
-
-    def _open_executor(self, epoch: bytes, resume: bool) -> int:
-        """On the engine's thread: begin a session, after the steps of the one before."""
-        if self._pending:
-            self._end(self._pending[-1][1])
-        return self._executor.open(epoch, resume)
+        self._call(begun.result)  # a step behind it may ask before
+        return await known
 
     def _observe(self, plan: StepPlan, result: StepResult) -> None:
         self._metrics.steps.inc()

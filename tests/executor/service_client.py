@@ -15,8 +15,9 @@ from common.grpc_server import GrpcServer
 from common.metrics import ExecutorMetrics
 from common.resident import ResidentPage
 from common.step import StepPlan, StepResult
+from common.step_executor import StepExecutor
 from executor_svc.server import ExecutorServicer
-from tests.fakes import INFO, FakeExecutor
+from tests.fakes import FakeExecutor
 
 SERVICE = "citybus.executor.v1.ExecutorService"
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -46,7 +47,7 @@ class GatedExecutor(FakeExecutor):
 class Client:
     """One channel to a server of its own."""
 
-    def __init__(self, executor: FakeExecutor) -> None:
+    def __init__(self, executor: StepExecutor) -> None:
         self.executor = executor
         self.registry = CollectorRegistry()
         self.servicer = ExecutorServicer(executor, ExecutorMetrics(self.registry))
@@ -69,7 +70,7 @@ class Client:
 
     async def session(self, *, resume: bool = False, scheduler_id: bytes = b"") -> ClientSession:
         call = self.call()
-        opening = pb.OpenSession(epoch=INFO.epoch, resume=resume, scheduler_id=scheduler_id)
+        opening = pb.OpenSession(epoch=self.executor.describe().epoch, resume=resume, scheduler_id=scheduler_id)
         await call.write(pb.ExecuteRequest(open=opening))
         return ClientSession(call, (await call.read()).opened.term)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,9 +28,10 @@ from common.step_executor import PendingStep
 from executor_svc.config import Config
 from executor_svc.constraints import Constraints
 from executor_svc.engine import Engine, EngineLimits
-from executor_svc.pending import Transfer
+from executor_svc.pending import DeviceTime
 from executor_svc.startup import load_engine
 from tests.executor.driver import GREEDY, Rider, Session, generate
+from tests.executor.service_client import Client
 
 SEEDED = Sampling(temperature=0.9, top_k=40, top_p=0.9, seed=7)
 PENALISED = Sampling(temperature=0.0, presence_penalty=1.5)
@@ -64,6 +66,7 @@ def new(sequence_id: int, tokens: Sequence[int], *blocks: int, sampling: Samplin
 def ended(begun: StepResult | PendingStep) -> StepResult:
     result = begun if isinstance(begun, StepResult) else begun.result()
     assert result.error is None, result.error
+    assert result.idle_ns >= 0 and result.execute_ns > 0
     return result
 
 
@@ -129,7 +132,7 @@ def test_two_steps_are_pending_at_most(engine: Engine) -> None:
     session = Session(engine)
     steps = [engine.begin(session.plan(new_sequences=(new(1, prompt(20), 0, 1),)))]
     steps += [engine.begin(session.plan(scheduled=(ScheduledSequence(1, 1),))) for _ in range(3)]
-    assert [not isinstance(step, StepResult) and step.has_ended for step in steps] == [True, True, False, False]
+    assert [not isinstance(step, StepResult) and step.known.done() for step in steps] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("sampling", [PENALISED, SCORED])
@@ -140,8 +143,8 @@ def test_what_needs_the_tokens_waits_for_them(engine: Engine, sampling: Sampling
     second = engine.begin(
         session.plan(new_sequences=(new(2, prompt(31), 2, 3, sampling=sampling),), scheduled=(ScheduledSequence(1, 1),))
     )
-    assert not isinstance(first, StepResult) and first.has_ended
-    assert isinstance(second, StepResult)
+    assert not isinstance(first, StepResult) and first.known.done()
+    assert isinstance(second, StepResult) and second.idle_ns == 0
     third = engine.begin(session.plan(scheduled=(ScheduledSequence(1, 1),)))
     assert not isinstance(third, StepResult), "who asks for more is not in it"
     alone = generate(engine, [prompt(17)], 3)
@@ -165,7 +168,7 @@ def test_a_fork_and_a_copy_while_a_step_is_pending(engine: Engine) -> None:
     first = engine.begin(session.plan(new_sequences=(new(1, prompt(20), 0, 1),)))
     fork = Fork(2, parent_id=1, token_id=99, num_kept_blocks=1, block_ids=(5,))
     second = engine.begin(session.plan(scheduled=(ScheduledSequence(1, 1),), forks=(fork,), copies=(BlockCopy(1, 5),)))
-    assert not isinstance(second, StepResult) and not isinstance(first, StepResult) and not first.has_ended
+    assert not isinstance(second, StepResult) and not isinstance(first, StepResult) and not first.known.done()
     of_parent, of_fork = (token.token_id for token in ended(second).sampled)
     assert [[ended(first).sampled[0].token_id, of_parent]] == generate(engine, [prompt(20)], 2)
     assert [[of_fork]] == generate(engine, [(*prompt(20), 99)], 1)
@@ -184,7 +187,7 @@ def test_a_new_session_finds_the_tokens_of_the_old_one(engine: Engine) -> None:
     session = Session(engine)
     begun = engine.begin(session.plan(new_sequences=(new(1, prompt(20), 0, 1),)))
     newer = Session(engine, resume=True, step=1)
-    assert not isinstance(begun, StepResult) and begun.has_ended
+    assert not isinstance(begun, StepResult) and begun.known.done()
     tokens = [ended(begun).sampled[0].token_id, *newer.drawn(scheduled=(ScheduledSequence(1, 1),))]
     assert [tokens] == generate(engine, [prompt(20)], 2)
 
@@ -196,12 +199,16 @@ def test_a_device_that_fails_takes_down_what_was_begun_on_it(engine: Engine, mon
     second = engine.begin(session.plan(new_sequences=(new(2, prompt(20), 2, 3),)))
     assert not isinstance(first, StepResult) and not isinstance(second, StepResult)
 
-    def broken(transfer: Transfer) -> list[int]:
+    def broken(moment: DeviceTime) -> None:
         raise RuntimeError("illegal memory access")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Transfer, "token_ids", broken)
+        patch.setattr(DeviceTime, "wait", broken)
+        first.wait()  # there is nothing to wait for any more
         assert first.result().error == "RuntimeError"
+    third = engine.begin(session.plan(new_sequences=(new(3, prompt(20), 4, 5),)))  # its tokens are behind the second's
+    assert not isinstance(third, StepResult)
+    assert third.result().error == "RuntimeError"
     assert (second.result().error, second.result().sampled) == ("RuntimeError", ())
     (page,) = engine.resident(10)
     assert (page.sequences, page.cached) == ((), ()), "nobody knows what the pool holds"
@@ -243,5 +250,26 @@ def test_the_steps_are_timed(engine: Engine, registry: CollectorRegistry) -> Non
 
     before = count() or 0
     session = Session(engine)
-    ended(engine.begin(session.plan(new_sequences=(new(1, prompt(20), 0, 1),))))
-    assert count() == before + 1
+    began = time.perf_counter_ns()
+    step = engine.begin(session.plan(new_sequences=(new(1, prompt(20), 0, 1),)))
+    time.sleep(0.02)
+    first = ended(step)
+    second = ended(engine.begin(session.plan(finished_ids=(1,))))
+    assert 20_000_000 <= first.execute_ns <= first.execute_ns + second.execute_ns <= time.perf_counter_ns() - began
+    assert count() == before + 1, "a step without rows has no forward pass"
+
+
+async def test_through_the_service_what_waits_and_what_does_not_give_the_same_tokens(engine: Engine) -> None:
+    client = Client(engine)
+    await client.start()
+    session = await client.session()
+    await session.send(new_sequences=(new(1, prompt(17), 0, 1),))
+    await session.send(
+        new_sequences=(new(2, prompt(31), 2, 3, sampling=PENALISED),), scheduled=(ScheduledSequence(1, 1),)
+    )
+    await session.send(scheduled=(ScheduledSequence(1, 1),))
+    results = [await session.result() for _ in range(3)]
+    drawn = [token.token_id for result in results for token in result.sampled if token.sequence_id == 1]
+    assert client.metric("executor_steps_total") == 3
+    await client.stop()
+    assert [drawn] == generate(engine, [prompt(17)], 3)

@@ -51,7 +51,7 @@ from scheduler_svc.tokenizer import Tokenizer
 
 
 async def check(settings: Config) -> None:
-    """Whether it could serve, as far as that can be said without an executor. Raises `StartupError`."""
+    """Whether its options are good; the model's files are read at the start. Raises `StartupError`."""
     await _check(settings, PolicyShelf(settings.policy_folder))
     executor_client(settings)
     check_addresses(settings)

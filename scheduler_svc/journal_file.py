@@ -23,7 +23,7 @@ KEEP_ENDED = 1_000
 KEEP_ENDED_S = 300.0
 """How long ended requests are kept, in seconds."""
 
-_VERSION = 3
+VERSION = 3
 _REQUESTS = """
 CREATE TABLE requests (
     sequence_id INTEGER PRIMARY KEY, accepted REAL NOT NULL, request BLOB NOT NULL, request_crc INTEGER NOT NULL,
@@ -202,10 +202,10 @@ class JournalFile:
         _, num_read, _ = run("PRAGMA wal_checkpoint").fetchone()
         tail = read_tail(Path(f"{self._path.resolve()}-wal"), num_read)
         (version,) = run("PRAGMA user_version").fetchone()
-        if version < _VERSION:
-            self._database.executescript(f"BEGIN; {_MISSING[version]} PRAGMA user_version = {_VERSION}; COMMIT;")
-        elif version > _VERSION:
-            raise StartupError(f"the journal {self._path} has format {version}, and this is {_VERSION}: {_REMEDY}")
+        if version < VERSION:
+            self._database.executescript(f"BEGIN; {_MISSING[version]} PRAGMA user_version = {VERSION}; COMMIT;")
+        elif version > VERSION:
+            raise StartupError(f"the journal {self._path} has format {version}, and this is {VERSION}: {_REMEDY}")
         (verdict,) = run("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise self._damaged(str(verdict))

@@ -27,8 +27,8 @@ class JournalLock:
         except BlockingIOError:
             return False
         if not self._is_in_place():  # who held it has removed it: the next one opens another file
-            os.close(self._descriptor)
-            self._descriptor = self._open()
+            removed, self._descriptor = self._descriptor, self._open()
+            os.close(removed)
             return self.take()
         return True
 

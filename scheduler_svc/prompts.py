@@ -145,7 +145,8 @@ class PromptEncoder:
             raise InvalidRequest("chat: the model has no chat template; send the prompt as text or tokens")
         limit: int | None = max_model_len
         if is_long(sum(len(message.content) for message in messages), max_model_len):
-            # Only the template knows what of it the model is to see. Shielding takes many times as long as rendering.
+            # Only the template knows what of it the model is to see. Shielding takes many times as long as rendering,
+            # and adds little: only a control token that is spelled out takes more tokens then.
             self.tokenizer.check_tokens(self._template.render(list(map(_plain, messages))), max_model_len)
             limit = None
         shield, unshield = self.tokenizer.shield, self.tokenizer.unshield

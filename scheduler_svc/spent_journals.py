@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from common.errors import StartupError
-from scheduler_svc.journal_file import KEEP_ENDED_S, JournalFile
+from scheduler_svc.journal_file import KEEP_ENDED_S, VERSION
 from scheduler_svc.journal_lock import SUFFIX, JournalLock
 from scheduler_svc.policy_memory import says_something
 
@@ -34,7 +34,8 @@ def _remove_if_spent(path: Path) -> None:
     lock = JournalLock(path)
     try:
         if lock.take() and _is_spent(path):
-            path.unlink(missing_ok=True)
+            for suffix in ("", "-wal", "-shm"):  # an empty log may be left by who has looked into it
+                Path(f"{path}{suffix}").unlink(missing_ok=True)
             lock.remove()
     finally:
         lock.release()
@@ -48,15 +49,19 @@ def _is_spent(path: Path) -> bool:
     if crashed or now - path.stat().st_mtime < KEEP_ENDED_S:
         return False
     try:
-        return _is_empty(JournalFile(path), now)
-    except (StartupError, sqlite3.Error, ValueError, KeyError):  # damaged, or of another version
+        return _is_empty(path, now)
+    except (sqlite3.Error, ValueError, KeyError, TypeError):  # damaged
         return False
 
 
-def _is_empty(file: JournalFile, now: float) -> bool:
-    try:
-        file.compact(now)
-        policy = file.read_policy()
-        return not file.read() and (policy is None or not says_something(policy))
-    finally:
-        file.close()
+def _is_empty(path: Path, now: float) -> bool:
+    """Looks without a change, not even to another format: the release that wrote it may be the next to read it."""
+    look = f"{path.resolve().as_uri()}?mode=ro&immutable=1"  # its lock is ours, and its log is empty
+    with contextlib.closing(sqlite3.connect(look, uri=True)) as database:
+        if database.execute("PRAGMA user_version").fetchone() != (VERSION,):
+            return False
+        (needed,) = database.execute(
+            "SELECT count(*) FROM requests WHERE ended IS NULL OR ended >= ?", (now - KEEP_ENDED_S,)
+        ).fetchone()
+        policy = database.execute("SELECT record FROM policy").fetchone()
+        return not needed and (policy is None or not says_something(policy[0]))

@@ -74,7 +74,7 @@ class Tokenizer:
     def encode_rendered(self, rendered: str, limit: int | None) -> list[int]:
         """Ids of a rendered template that may hold shielded text; no begin token is added. Raises as `encode_text`.
 
-        `limit` None: it is known not to have too many tokens.
+        `limit` None: how many tokens it has was looked at before.
         """
         return self._encode(self.unshield(self._spellings.stand_in(rendered)), limit)
 

@@ -59,4 +59,5 @@ def _made(path: Path) -> TextIO:
 def _remove_if_left(path: Path) -> None:
     with contextlib.suppress(OSError), path.open() as file:  # BlockingIOError: it is in use
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # else somebody has just put a new one there
+            path.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -61,6 +62,7 @@ def test_one_with_nothing_in_it_is_removed_with_its_lock(tmp_path: Path, batch: 
         lambda: request(LONG_AGO, record=policy(parameters={"ageing_s": "1"})),
         lambda: request(LONG_AGO, record=policy(state={"alice": 1})),
         lambda: request(LONG_AGO, record=b"{}"),
+        lambda: request(LONG_AGO, record=b"[]"),
     ],
 )
 def test_one_that_a_restart_needs_is_kept(tmp_path: Path, make_batch: Callable[[], Batch]) -> None:
@@ -71,6 +73,16 @@ def test_one_that_a_restart_needs_is_kept(tmp_path: Path, make_batch: Callable[[
     file = JournalFile(path)
     assert file.read_policy() == batch.policy
     file.close()
+
+
+def test_one_of_another_format_is_left_as_it_is(tmp_path: Path) -> None:
+    path = journal(tmp_path, Batch())
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version = 2")
+    os.utime(path, (time.time() - LONG_AGO,) * 2)
+    before = path.read_bytes()
+    remove_spent(tmp_path / "scheduler-2.journal")
+    assert path.read_bytes() == before
 
 
 def test_one_that_was_written_lately_is_kept(tmp_path: Path) -> None:

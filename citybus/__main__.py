@@ -1,7 +1,7 @@
 """The command line: `citybus serve | upgrade | generate | chat | status | policy | drain | events | keys | health |
 bench | model`.
 
-Exit codes: 0 done, 1 it failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 it failed, 2 wrong usage (a line on stderr for each reason), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from citybus.cli.parser import Parser
 from citybus.failure import Failure
 
 COMMANDS = {
@@ -34,13 +35,11 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="citybus", description="Serve large language models, and use them.")
+    parser = Parser(prog="citybus", description="Serve large language models, and use them.")
     parser.add_argument("--version", action="version", version=f"citybus {importlib.metadata.version('citybus')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(  # no abbreviations: --api-key would be one, and show a key in the process list
-            name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
-        )
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if arguments[:1] == [name]:  # the others' imports can wait
             module = importlib.import_module(f"citybus.cli.{name}")
             module.configure(command)
@@ -52,7 +51,8 @@ def _run(args: argparse.Namespace) -> int:
         code: int = args.run(args)
         sys.stdout.flush()
     except Failure as failure:
-        print(f"citybus: {failure}", file=sys.stderr)
+        for line in str(failure).splitlines():
+            print(f"citybus: {line}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -62,6 +62,10 @@ class Insecure(Unavailable):
     """A server answers at the address, and no secure connection to it comes about."""
 
 
+class Disconnected(Unavailable):
+    """The connection broke before the answer was whole."""
+
+
 class Unauthenticated(CitybusError):
     """The API key, or the operator's token, is missing or wrong."""
 
@@ -91,6 +95,8 @@ _CLASSES: dict[grpc.StatusCode, type[CitybusError]] = {
 }
 _UNREACHED = "failed to connect to all addresses"
 """How gRPC's own message begins where no connection came about."""
+_BROKE = ("Stream removed", "Socket closed", "recvmsg:", "sendmsg:", "ping timeout", "keepalive watchdog timeout")
+"""How they begin where a connection has broken."""
 
 
 def from_rpc(failure: grpc.RpcError, address: str, request_id: str | None = None) -> CitybusError:
@@ -100,6 +106,9 @@ def from_rpc(failure: grpc.RpcError, address: str, request_id: str | None = None
         if means := explain_failure(message):
             return Insecure(f"no secure connection to the server at {address}: {means}", code)
         return Unreachable(f"no server answers at {address} ({message.rpartition(': ')[2]})", code)
+    if code is grpc.StatusCode.UNAVAILABLE and message.startswith(_BROKE):
+        broke = f"the connection to the server at {address} broke ({message}): send the request again"
+        return Disconnected(broke, code, request_id=request_id)
     trailing = cast("Iterable[tuple[str, str | bytes]]", failure.trailing_metadata() or ())
     pushback = dict(trailing).get(PUSHBACK_KEY)
     return _CLASSES.get(code, CitybusError)(

@@ -10,4 +10,4 @@ FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 class Failure(Exception):
-    """Ends the command with exit code 1; the message is one line that says what is wrong and what to do."""
+    """Ends the command with exit code 1; the message is a line for each thing that is wrong, with what to do."""

@@ -163,7 +163,7 @@ def _read_flags(options: Iterable[_Option], argv: Sequence[str], prog: str, desc
     given, unknown = parser.parse_known_args(argv)
     for argument in unknown:
         name = argument.split("=")[0]
-        raise StartupError(f"unknown argument {name!r}" + _closest(name, (known.flag for known in options)))
+        raise StartupError(f"unknown argument {name!r}" + _closest(name, (known.flag for known in options), "--"))
     by_name = {known.name: known for known in options}
     return {
         name: value if by_name[name].kind is bool else by_name[name].parse(value, by_name[name].flag)
@@ -176,7 +176,9 @@ def _read_environ(options: Iterable[_Option], environ: Mapping[str, str], env_pr
     values = {}
     for variable in sorted(name for name in environ if name.startswith(f"{env_prefix}_")):
         if variable not in by_variable:
-            raise StartupError(f"unknown environment variable {variable}" + _closest(variable, by_variable))
+            raise StartupError(
+                f"unknown environment variable {variable}" + _closest(variable, by_variable, f"{env_prefix}_")
+            )
         values[by_variable[variable].name] = by_variable[variable].parse(environ[variable], variable)
     return values
 
@@ -195,6 +197,8 @@ def _read_file(options: Iterable[_Option], path: Path) -> dict[str, Any]:
     return {name: by_name[name].check(value, f"{path}: {name}") for name, value in content.items()}
 
 
-def _closest(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else "; --help lists every option"
+def _closest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """What may have been meant by `name`. The `prefix` that all have brings none of them nearer."""
+    by_rest = {each.removeprefix(prefix): each for each in known}
+    matches = difflib.get_close_matches(name.removeprefix(prefix), by_rest, n=1)
+    return f"; did you mean {by_rest[matches[0]]!r}?" if matches else "; --help lists every option"

@@ -158,6 +158,8 @@ async def open_journal(path: Path) -> FileJournal:
         raise StartupError(
             f"cannot write the journal {path} ({error.strerror}): choose another file, or none, with --journal"
         ) from error
+    if path.is_dir():
+        raise StartupError(f"the journal {path} is a folder: name a file in it, {path / 'journal'}, with --journal")
     lock = JournalLock(path)
     if not lock.take():
         log.info("standby", journal=str(path))

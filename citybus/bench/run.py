@@ -14,18 +14,31 @@ from citybus.bench.saturation import ClientLoad, Limits
 from citybus.bench.server import Pool, Reading, ServerSummary, observing, summary_of
 from citybus.bench.workload import Call
 from citybus.messages import Model
+from citybus.tls import Tls
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Which server, and how to connect. `admin_address` None means that it is not read."""
+
+    address: str
+    admin_address: str | None = None
+    tls: Tls | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+    def client(self) -> AsyncClient:
+        """One that does not reconnect, so that what breaks counts as failed. Raises `ValueError`."""
+        return AsyncClient(self.address, reconnect=None, api_key=self.api_key, tls=self.tls)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Against which server, and how it is measured.
 
-    `warm_up` and `cool_down` are the shares of the sending time that do not count. `admin_address` None means that the
-    server is not read.
+    `warm_up` and `cool_down` are the shares of the sending time that do not count.
     """
 
-    address: str
-    admin_address: str | None = None
+    server: Server
     seed: int = 0
     objectives: Objectives = field(default_factory=Objectives)
     warm_up: float = 0.1
@@ -62,13 +75,13 @@ class Run:
     readings: tuple[Reading, ...] = field(repr=False)
 
 
-async def find_target(settings: Settings) -> Target:
-    """What is served. Raises `CitybusError`."""
-    async with AsyncClient(settings.address, reconnect=None) as client:
+async def find_target(server: Server) -> Target:
+    """What is served. Raises `CitybusError`, and `ValueError` for files or a key of no use."""
+    async with server.client() as client:
         model = (await client.models())[0]
-    if settings.admin_address is None:
+    if server.admin_address is None:
         return Target(model, None)
-    async with observing(settings.admin_address) as observer:
+    async with observing(server.admin_address, server.tls) as observer:
         return Target(model, await observer.pool())
 
 
@@ -83,15 +96,16 @@ async def run(
 
     Raises `CitybusError` where there is no server at the beginning, and `Failure` where it is busy.
     """
-    async with AsyncClient(settings.address, reconnect=None) as client:
+    server = settings.server
+    async with server.client() as client:
         model = (await client.models())[0]
         made = prompts(calls, model.vocab_size, settings.seed)
         readings: tuple[Reading, ...] = ()
         salt = secrets.token_hex(8)
-        if settings.admin_address is None:
+        if server.admin_address is None:
             result = await run_load(client, calls, made, salt, on_record=on_record)
         else:
-            async with observing(settings.admin_address) as observer:
+            async with observing(server.admin_address, server.tls) as observer:
                 await observer.wait_idle()
                 result = await run_load(client, calls, made, salt, on_start=observer.start, on_record=on_record)
                 readings = tuple(observer.readings)

@@ -12,9 +12,10 @@ import grpc
 from citybus.admin.v1 import admin_pb2 as pb
 from citybus.admin.v1 import admin_pb2_grpc as pb_grpc
 from citybus.bench.measures import Window
-from citybus.connection import channel_options
+from citybus.connection import open_aio_channel
 from citybus.errors import CitybusError, from_rpc
 from citybus.failure import Failure
+from citybus.tls import Tls
 
 READ_INTERVAL_S = 0.05
 """Seconds between two readings."""
@@ -103,10 +104,10 @@ def summary_of(readings: Sequence[Reading], window: Window) -> ServerSummary | N
 class Observer:
     """Reads a scheduler's state through its admin address."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: Tls | None) -> None:
         self.address = address
         self.readings: list[Reading] = []
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options(None))
+        self._channel = open_aio_channel(address, tls=tls)
         self._stub: pb_grpc.AdminServiceAsyncStub = pb_grpc.AdminServiceStub(self._channel)
         self._task: asyncio.Task[None] | None = None
 
@@ -151,9 +152,9 @@ class Observer:
 
 
 @contextlib.asynccontextmanager
-async def observing(address: str) -> AsyncIterator[Observer]:
+async def observing(address: str, tls: Tls | None) -> AsyncIterator[Observer]:
     """An observer that is closed at the end."""
-    observer = Observer(address)
+    observer = Observer(address, tls)
     try:
         yield observer
     finally:

@@ -36,7 +36,7 @@ def check_free(args: argparse.Namespace) -> None:
                     f"{of} cannot listen on {address} ({error.strerror}): stop what does, or choose another with {flag}"
                 )
     if taken:
-        raise Failure("; ".join(taken))
+        raise Failure("\n".join(taken))
 
 
 def _listening(address: str, flag: str) -> socket.socket:

@@ -13,7 +13,7 @@ import grpc
 from citybus.admin.v1 import admin_pb2_grpc as pb_grpc
 from citybus.cli.tls import add_tls, insecure, tls_of
 from citybus.connection import ADMIN_TOKEN_VARIABLE, Metadata, open_channel
-from citybus.errors import Insecure, Unreachable, from_rpc
+from citybus.errors import Disconnected, Insecure, Unreachable, from_rpc
 from citybus.failure import Failure
 
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
@@ -59,6 +59,8 @@ def operating(args: argparse.Namespace) -> Iterator[tuple[pb_grpc.AdminServiceSt
                 raise Failure(
                     f"{error}; start a server with 'citybus serve', or name one with --admin-address"
                 ) from None
+            if isinstance(error, Disconnected):
+                raise Failure(f"{error.code.name}: {error}") from None
             raise Failure(f"the scheduler at {args.admin_address} says {error.code.name}: {error}") from None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from citybus.cli.tls import add_tls, insecure, tls_of
 from citybus.client import Client
 from citybus.connection import API_KEY_VARIABLE, DEFAULT_ADDRESS
-from citybus.errors import CitybusError, Insecure, Unreachable
+from citybus.errors import CitybusError, Disconnected, Insecure, Unreachable
 from citybus.failure import Failure
 from citybus.requests import RequestOptions
 
@@ -36,21 +36,28 @@ def add_address(parser: argparse.ArgumentParser) -> None:
 def add_connection(parser: argparse.ArgumentParser) -> None:
     """The address, how to be sure of who is there, and how to show who one is."""
     add_address(parser)
+    add_api_key(parser)
+    add_tls(parser)
+
+
+def add_api_key(parser: argparse.ArgumentParser) -> None:
+    """How to show who one is."""
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",
         type=Path,
         help=f"file with the API key to send (default: the variable {API_KEY_VARIABLE}, or no key)",
     )
-    add_tls(parser)
 
 
 def connect(args: argparse.Namespace) -> Client:
     """A client of the server that the options name. Raises `Failure`, and `ValueError` for a key or file of no use."""
-    return Client(args.address, api_key=_read_key(args.api_key_file), tls=tls_of(args))
+    return Client(args.address, api_key=api_key_of(args), tls=tls_of(args))
 
 
-def _read_key(path: Path | None) -> str | None:
+def api_key_of(args: argparse.Namespace) -> str | None:
+    """The key in the file that the options name, if they do. Raises `Failure`."""
+    path: Path | None = args.api_key_file
     if path is None:
         return None
     try:
@@ -121,7 +128,8 @@ def _content(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"cannot read {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise argparse.ArgumentTypeError(f"cannot read {path}: {reason}") from error
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -170,6 +178,8 @@ def failures(address: str) -> Iterator[None]:
         raise Failure(f"{error}; start a server with 'citybus serve', or name another with --address") from error
     except Insecure as error:
         raise insecure(error) from error
+    except Disconnected as error:
+        raise Failure(f"{error.code.name}: {error}") from error
     except CitybusError as error:
         raise Failure(f"the server at {address} says {error.code.name}: {error}") from error
     except (TypeError, ValueError) as error:

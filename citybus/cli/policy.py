@@ -68,9 +68,10 @@ def _set(args: argparse.Namespace) -> int:
 def _reload(args: argparse.Namespace) -> int:
     with operating(args) as (admin, metadata):
         response = admin.ReloadPolicies(pb.ReloadPoliciesRequest(), timeout=TIMEOUT_S * 4, metadata=metadata)
-    print(f"new code: {', '.join(response.loaded) or 'none'}")
     for fault in response.faults:
         print(f"refused {fault.file}: {fault.reason}")
+    if response.loaded or not response.faults:
+        print(f"new code: {', '.join(response.loaded) or 'none'}")
     return 1 if response.faults else 0
 
 

@@ -18,7 +18,7 @@ from citybus.cli.options import failures, positive
 from citybus.cli.output import describe, write_answer
 from citybus.cli.tls import tls_of_environment
 from citybus.connection import ADMIN_TOKEN_VARIABLE, API_KEY_VARIABLE, DEFAULT_ADDRESS
-from citybus.errors import Unauthenticated
+from citybus.errors import Exhausted, InvalidRequest, Unauthenticated
 from citybus.failure import Failure
 from citybus.models.store import DEFAULT_ALIAS
 from citybus.requests import RequestOptions
@@ -165,13 +165,15 @@ def _added(service: str, args: argparse.Namespace, fixed: Sequence[str]) -> list
 
 
 async def _prove(listen: str) -> None:
-    """Have the model answer a question, unless it takes an API key that is not here; say how to send the next one."""
+    """Have the model answer a question, unless limits or a missing API key refuse it; say how to send the next."""
     address = _reachable(listen)
     with failures(address):
         try:
             await _answer(address)
         except Unauthenticated:
             _say(f"clients need an API key: make one with 'citybus keys new', and set {API_KEY_VARIABLE} to it")
+        except (InvalidRequest, Exhausted) as error:
+            _say(f"the server refused this demonstration, and goes on ({error.code.name}: {error})\n")
     elsewhere = "" if address == DEFAULT_ADDRESS else f" --address {address}"
     _say(f"serving on {listen} until Ctrl-C; send another prompt from a second terminal:")
     _say(f'  {_this_command()} generate "{NEXT_PROMPT}" --temperature 0{elsewhere}')

@@ -10,6 +10,7 @@ from citybus.failure import Failure
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_WORDS = ("config.json", "tokenizer.json")
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the format itself
 
 
@@ -24,6 +25,11 @@ def check_folder(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise Failure(
             f"there is no folder {folder}: give one in Hugging Face layout (config.json, tokenizer.json, ...)"
+        )
+    if missing := [name for name in _WORDS if not (folder / name).is_file()]:
+        raise Failure(
+            f"{folder} is not in Hugging Face layout, as it has no {missing[0]}: give a folder with "
+            f"{' and '.join(_WORDS)}, and with safetensors"
         )
     config = _read_json(folder / "config.json")
     if not config.get("architectures"):

@@ -12,10 +12,10 @@ from citybus.supervisor.keeper import quote
 
 
 async def check(services: Sequence[Service]) -> None:
-    """Have each check its options (`--check`). Raises `Failure` with what the first one says that refuses them."""
-    for service, refusal in zip(services, await asyncio.gather(*map(_refusal, services)), strict=True):
-        if refusal is not None:
-            raise Failure(f"the {service.name} refuses its options{quote(refusal)}")
+    """Have each check its options (`--check`). Raises `Failure` with what those say that refuse them."""
+    refusals = zip(services, await asyncio.gather(*map(_refusal, services)), strict=True)
+    if lines := [f"the {each.name} refuses its options{quote(words)}" for each, words in refusals if words is not None]:
+        raise Failure("\n".join(lines))
 
 
 async def _refusal(service: Service) -> str | None:

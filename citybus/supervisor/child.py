@@ -53,6 +53,7 @@ class Child:
         self.version = "unknown"
         self.healthy = asyncio.Event()
         self.standing_by = asyncio.Event()
+        self.journal = ""
         self._held = ""
         self._say = say
         self._verbose = verbose
@@ -132,6 +133,7 @@ class Child:
     def _take(self, line: LogLine) -> None:
         """Show a line of the log at once, and a plain one when the next line comes: the last one says why it ended."""
         if line.event == "standby":
+            self.journal = str(line.values.get("journal", ""))
             self.standing_by.set()
         if line.event == "starting":
             self.version = str(line.values.get("version", self.version))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 from citybus.failure import Failure
@@ -31,6 +32,7 @@ class Keeper:
     def __init__(self, service: Service, say: Say, up: asyncio.Event, *, verbose: bool) -> None:
         self.service = service
         self.healthy = asyncio.Event()
+        self._stands_by = asyncio.Event()
         self._say = say
         self._up = up
         self._verbose = verbose
@@ -40,19 +42,23 @@ class Keeper:
         self._replacing = asyncio.Lock()
         self._stopping = False
 
-    @property
-    def last_words(self) -> str:
-        """The last thing that its process said."""
-        return self._current.last_words
+    async def wait_healthy(self, within_s: float) -> None:
+        """Return once it is healthy. Raises `Failure` where it neither is nor stands by within `within_s` seconds."""
+        if not await _first(self.healthy.wait(), self._stands_by.wait(), within_s=within_s):
+            raise Failure(
+                f"the {self.service.name} was not healthy within {within_s:g} s{quote(self._current.last_words)}: give "
+                "it more with --start-timeout, or see --verbose"
+            )
+        await self.healthy.wait()
 
     async def keep(self) -> None:
         """Keep it running until `stop`. Raises `Failure` where that is hopeless."""
         while not self._stopping:
             await self._current.start()
-            code = await self._follow()
+            code = await self._follow(self._announce_health(self._current), self._announce_standby(self._current))
             while self._next is not None:
                 self._current, self._next = self._next, None
-                code = await self._follow()
+                code = await self._follow(self._announce_health(self._current))
             if self._stopping:
                 return
             await asyncio.sleep(self._judge(code))
@@ -72,7 +78,9 @@ class Keeper:
             began = time.monotonic()
             await old.end(signal.SIGUSR1, LET_GO_S)
             await self._until_healthy(new)
-            tell(f"version {old.version} -> {new.version}, with a pause of {time.monotonic() - began:.2f} s")
+            how = f"version {old.version} -> {new.version}, with a pause of {time.monotonic() - began:.2f} s"
+            self._say(f"a new {self.service.name} has taken over: {how}")
+            tell(how)
 
     async def stop(self) -> None:
         """End what runs, who stands by first: it would take over."""
@@ -87,15 +95,23 @@ class Keeper:
             if child is not None:
                 child.send(signal.SIGKILL)
 
-    async def _follow(self) -> int:
-        """Say when the process is healthy, and return its exit code once it has ended."""
-        announcement = asyncio.create_task(self._announce(self._current))
+    async def _follow(self, *announcements: Coroutine[Any, Any, None]) -> int:
+        """Make the announcements as the process goes, and return its exit code once it has ended."""
+        tasks = [asyncio.create_task(announcement) for announcement in announcements]
         try:
             return await self._current.ended()
         finally:
-            await cancel(announcement)
+            await cancel(*tasks)
 
-    async def _announce(self, child: Child) -> None:
+    async def _announce_standby(self, child: Child) -> None:
+        await child.standing_by.wait()
+        self._say(
+            f"the {self.service.name} stands by: another one holds the journal {child.journal}, and this one serves "
+            "once that one has ended; --journal names another file"
+        )
+        self._stands_by.set()
+
+    async def _announce_health(self, child: Child) -> None:
         began = time.monotonic()
         await child.watch_health()
         self._say(f"the {self.service.name} is healthy after {time.monotonic() - began:.1f} s")

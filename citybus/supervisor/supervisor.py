@@ -6,9 +6,8 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 
-from citybus.failure import Failure
 from citybus.supervisor.child import Say, Service
-from citybus.supervisor.keeper import Keeper, cancel, quote
+from citybus.supervisor.keeper import Keeper, cancel
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -55,14 +54,7 @@ class Supervisor:
 
     async def _come_up(self, when_up: Callable[[], Awaitable[None]]) -> None:
         for keeper in self._keepers:
-            try:
-                async with asyncio.timeout(self._start_timeout_s):
-                    await keeper.healthy.wait()
-            except TimeoutError:
-                raise Failure(
-                    f"the {keeper.service.name} was not healthy within {self._start_timeout_s:g} s"
-                    f"{quote(keeper.last_words)}: give it more with --start-timeout, or see --verbose"
-                ) from None
+            await keeper.wait_healthy(self._start_timeout_s)
         self._up.set()
         await when_up()
 

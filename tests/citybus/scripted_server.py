@@ -21,15 +21,17 @@ from common.tls import TlsFiles, server_credentials
 FRANCE = "What is the capital of France?"
 ANSWER = ("The capital", " of France is", " Paris.")
 REFUSED = "max_tokens: expected 1 or more"
+FULL = "too many tokens wait"
 
 
 @dataclass
 class ScriptedServer(pb_grpc.GenerationServiceServicer, admin_pb2_grpc.AdminServiceServicer):
     """Answers every request, and every sample, with `ANSWER`, two tokens a message; "forever" never ends.
 
-    "refuse" is refused; "drain" is refused with a time after which to try again; "gone" is cancelled; "noisy" answers
-    with control characters; "long" ends by its length. `requests` are those received, `cancelled` counts the calls that
-    were closed early; `authorizations` has the method of each call and what it brought under that name.
+    "refuse" and "full" are refused; "drain" is refused with a time after which to try again; "gone" is cancelled;
+    "noisy" answers with control characters; "long" ends by its length. `requests` are those received; `cancelled`
+    counts the calls that were closed early; `authorizations` has the method of each call and what it brought under that
+    name.
     """
 
     chat: bool = True
@@ -45,6 +47,8 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer, admin_pb2_grpc.AdminServ
         prompt = request.text or (request.chat.messages[-1].content if request.HasField("chat") else "")
         if prompt == "refuse":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, REFUSED)
+        if prompt == "full":
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, FULL)
         if prompt == "drain":
             await context.abort(grpc.StatusCode.UNAVAILABLE, "draining", (("grpc-retry-pushback-ms", "1500"),))
         if prompt == "gone":

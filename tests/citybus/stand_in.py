@@ -64,7 +64,7 @@ def stand_by(lock: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        log("standby", "info")
+        log("standby", "info", journal=str(lock))
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 

@@ -19,6 +19,7 @@ from citybus import (
     Cancelled,
     Client,
     Delta,
+    Disconnected,
     FinishReason,
     InvalidRequest,
     Keepalive,
@@ -312,10 +313,15 @@ def test_server_that_stands_still_is_noticed_by_keepalive() -> None:
             received = [next(stream) for _ in ANSWER]
             process.send_signal(signal.SIGSTOP)
             stopped = time.monotonic()
-            with pytest.raises(Unavailable):
+            with pytest.raises(Disconnected, match=rf"^the connection to the server at {address} broke \("):
                 next(stream)
             assert time.monotonic() - stopped < 30, "gRPC itself would take a minute"
-        process.kill()
+            process.send_signal(signal.SIGCONT)
+            next(stream := client.generate("forever"))
+            process.kill()
+            with pytest.raises(Disconnected, match=r"broke \(.*\): send the request again$") as broken:
+                list(stream)
+            assert broken.value.code is grpc.StatusCode.UNAVAILABLE
     assert len(received) == len(ANSWER)
 
 

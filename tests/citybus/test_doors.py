@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from citybus import AsyncClient, CitybusError, Client, Tls
+from citybus.bench.server import Pool
+from citybus.cli import bench
+from citybus.cli.bench.options import server_of, target_of
 from citybus.connection import API_KEY_VARIABLE
 from citybus.errors import Insecure
 from scheduler_svc.api_keys import parse_keys
@@ -94,7 +99,10 @@ def test_commands_take_the_key_from_a_file_or_the_environment(served: Served, tm
     assert absent.stderr.startswith(f"citybus: the API key cannot be read from {tmp_path}/absent: ")
     path.write_text("\n")
     assert "must hold one line, the API key" in run(*asked, "--api-key-file", str(path), expect=1).stderr
-    assert "unrecognized arguments: --api-key" in run(*asked, "--api-key", "x", expect=2).stderr
+    assert run(*asked, "--api-key", "x", expect=2).stderr == (
+        "citybus generate: unknown argument '--api-key' (did you mean '--api-key-file'?); see 'citybus generate "
+        "--help'\n"
+    )
 
 
 def test_keys_new_prints_a_key_once_and_keeps_its_hash(tmp_path: Path) -> None:
@@ -194,6 +202,24 @@ def test_commands_over_tls(secured: Secured) -> None:
         assert plain.endswith("; options for that are --tls-ca, --tls-cert and --tls-key\n")
         assert "set --tls-ca" in run("generate", "hi", "--tls-cert", str(cert), expect=1).stderr
         assert "belong together" in run("generate", "hi", "--tls-ca", str(ca), "--tls-key", str(key), expect=1).stderr
+
+
+@pytest.mark.parametrize("command", [bench.serve, bench.compare, bench.cost])
+def test_benchmarks_over_tls_with_a_key(
+    secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: ModuleType
+) -> None:
+    (tmp_path / "key").write_text("secret-5\n")
+    parser = argparse.ArgumentParser()
+    monkeypatch.setenv("CITYBUS_TLS_CA", str(secured.good.ca))
+    command.configure(parser)
+    server = ScriptedServer()
+    cert, key = secured.good.issue("server")
+    with serving(server, tls=(cert, key, secured.good.ca)) as address:
+        flags = ("--tls-cert", str(secured.client[0]), "--tls-key", str(secured.client[1]), "--price-per-hour=1")
+        addresses = ("--address", address, "--admin-address", address, "--api-key-file", str(tmp_path / "key"))
+        target = target_of(server_of(parser.parse_known_args([*flags, *addresses])[0]))
+    assert (target.model.name, target.pool) == ("tiny", Pool(100, 16, 64))
+    assert [sent for method, sent in server.authorizations if "ListModels" in method] == ["Bearer secret-5"]
 
 
 def test_files_of_no_use(secured: Secured, tmp_path: Path) -> None:

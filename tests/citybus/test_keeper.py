@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 from citybus.failure import Failure
 from citybus.supervisor import keeper
+from citybus.supervisor.child import Service
 from tests.citybus.stage import FIRST, SECOND, Stage, terminate, until
 
 
@@ -42,6 +44,9 @@ async def test_new_process_stands_by_before_the_old_one_lets_go(
     assert told[:2] == [f"the new {SECOND} starts", f"the new {SECOND} stands by"]
     assert [line.partition(",")[0] for line in told[2::3]] == [f"version {n} -> {n + 1}" for n in (1, 2, 3, 4)]
     assert re.fullmatch(r"version 1 -> 2, with a pause of \d+\.\d\d s", told[2])
+    taken_over = [line for line in stage.said if "has taken over" in line]
+    assert taken_over == [f"a new {SECOND} has taken over: {how}" for how in told[2::3]]
+    assert not any("stands by" in line for line in stage.said), "that is for who asked for the upgrade"
     assert whereabouts(stage) == [
         *("started 1", "left 1", "started 2", "left 2", "started 3"),
         *("left 3", "started 4", "left 4", "started 5", "ended 5"),
@@ -126,6 +131,40 @@ async def test_a_stop_ends_the_standby_first(stage: Stage, lock: tuple[str, ...]
     await supervisor.run(when_up)
     assert whereabouts(stage) == ["started 1", "ended 1"]
     stage.assert_nothing_runs()
+
+
+async def test_a_service_whose_journal_another_process_holds_says_so_and_waits_for_it(
+    stage: Stage, lock: tuple[str, ...]
+) -> None:
+    standby = (
+        f"the {SECOND} stands by: another one holds the journal {lock[1]}, and this one serves once that one has ended;"
+        " --journal names another file"
+    )
+    with Path(lock[1]).open("w") as elsewhere:
+        fcntl.flock(elsewhere, fcntl.LOCK_EX)
+
+        async def let_go() -> None:
+            await until(lambda: standby in stage.said)
+            assert whereabouts(stage) == []
+            elsewhere.close()
+
+        letting_go = asyncio.create_task(let_go())
+        await stage.supervisor(second=lock).run(terminate)
+        await letting_go
+    assert stage.said.count(standby) == 1
+    assert whereabouts(stage) == ["started 1", "ended 1"]
+
+
+async def test_time_to_start_in_does_not_count_while_it_stands_by() -> None:
+    kept = keeper.Keeper(Service(SECOND, (), "", 0.0), lambda line: None, asyncio.Event(), verbose=False)
+    with pytest.raises(Failure, match=f"the {SECOND} was not healthy within 0.01 s: give it more with --start-timeout"):
+        await kept.wait_healthy(0.01)
+    kept._stands_by.set()
+    waiting = asyncio.create_task(kept.wait_healthy(0.01))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    kept.healthy.set()
+    await waiting
 
 
 async def test_what_cannot_be_replaced_says_why(stage: Stage, lock: tuple[str, ...]) -> None:

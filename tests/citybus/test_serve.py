@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import signal
@@ -21,6 +22,8 @@ from citybus.executor.v1 import executor_pb2, executor_pb2_grpc
 from citybus.failure import Failure
 from citybus.keys import add_line, make_key
 from tests.checkpoints import write_tiny
+from tests.citybus.conftest import Served
+from tests.citybus.scripted_server import FULL, REFUSED
 from tests.citybus.serving import CITYBUS, WAIT_S, Serving, free_port, runs, until
 
 
@@ -140,6 +143,25 @@ def test_it_goes_on_where_nobody_reads_what_it_says(model: Path) -> None:
             process.kill()
 
 
+@pytest.mark.parametrize(
+    ("prompt", "why"), [("refuse", f"INVALID_ARGUMENT: {REFUSED}"), ("full", f"RESOURCE_EXHAUSTED: {FULL}")]
+)
+def test_it_serves_where_its_demonstration_is_refused(
+    served: Served, prompt: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "PROMPT", prompt)
+    asyncio.run(serve._prove(served.address))
+    said = capsys.readouterr().out.splitlines()
+    assert said[1:3] == [f"> {prompt}", f"the server refused this demonstration, and goes on ({why})"]
+    assert said[4].startswith(f"serving on {served.address} until Ctrl-C")
+
+
+def test_it_ends_where_its_demonstration_fails(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "PROMPT", "drain")
+    with pytest.raises(Failure, match="says UNAVAILABLE: draining"):
+        asyncio.run(serve._prove(served.address))
+
+
 def test_port_in_use_is_one_clear_line(model: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -175,8 +197,8 @@ def test_every_address_that_is_taken_is_named_with_its_flag() -> None:
             check_free(args)
     why = "(Address already in use): stop what does, or choose another with"
     assert str(caught.value) == (
-        f"the scheduler cannot listen on {taken} {why} --listen; the executor cannot listen on {free} {why} "
-        "--executor-listen"
+        f"the scheduler cannot listen on {taken} {why} --listen\n"
+        f"the executor cannot listen on {free} {why} --executor-listen"
     )
 
 
@@ -201,6 +223,14 @@ def test_option_that_is_refused_is_one_clear_line_before_anything_starts(
     ports = [f"{flag}=127.0.0.1:{free_port()}" for flag in ("--listen", "--admin-listen", "--executor-listen")]
     (line,) = fails(f"--model={model}", *ports, argument).splitlines()
     assert line.startswith(f"citybus: {refusal}")
+
+
+def test_what_both_refuse_is_a_line_each(model: Path) -> None:
+    ports = [f"{flag}=127.0.0.1:{free_port()}" for flag in ("--listen", "--admin-listen", "--executor-listen")]
+    assert fails(f"--model={model}", *ports, "--executor-arg=--nope=1", "--scheduler-arg=--polcy=x").splitlines() == [
+        "citybus: the executor refuses its options: unknown argument '--nope'; --help lists every option",
+        "citybus: the scheduler refuses its options: unknown argument '--polcy'; did you mean '--policy'?",
+    ]
 
 
 def test_time_to_start_in_is_over_0(capsys: pytest.CaptureFixture[str]) -> None:

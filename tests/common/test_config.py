@@ -121,6 +121,7 @@ def test_a_missing_required_option_is_named() -> None:
         ("--seats", "argument --seats: expected one argument"),
         ("--polcy=fcfs", "unknown argument '--polcy'; did you mean '--policy'?"),
         ("--pol=fcfs", "unknown argument '--pol'; did you mean '--policy'?"),
+        ("--nope", "unknown argument '--nope'; --help lists every option"),
         ("--zzzz", "unknown argument '--zzzz'; --help lists every option"),
         ("stray", "unknown argument 'stray'; --help lists every option"),
         ("--seats=0", "--seats must be at least 1"),
@@ -136,6 +137,7 @@ def test_a_wrong_flag_is_one_clear_line(flag: str, message: str) -> None:
         ("BUS_SEATS", "x", "BUS_SEATS: expected an integer, got 'x'"),
         ("BUS_WARM", "maybe", "BUS_WARM: expected true or false, got 'maybe'"),
         ("BUS_SEAT", "1", "unknown environment variable BUS_SEAT; did you mean 'BUS_SEATS'?"),
+        ("BUS_NOPE", "1", "unknown environment variable BUS_NOPE; --help lists every option"),
     ],
 )
 def test_a_wrong_variable_is_one_clear_line(variable: str, text: str, message: str) -> None:

@@ -232,6 +232,15 @@ def test_damaged_content_is_refused(tmp_path: Path, statement: str) -> None:
         JournalFile(path).read()
 
 
+async def test_a_folder_is_no_journal(tmp_path: Path) -> None:
+    with pytest.raises(StartupError) as refused:
+        await open_journal(tmp_path)
+    assert str(refused.value) == (
+        f"the journal {tmp_path} is a folder: name a file in it, {tmp_path}/journal, with --journal"
+    )
+    assert not Path(f"{tmp_path}.lock").exists()
+
+
 @pytest.mark.parametrize("cut", [100, 5000, 20_000])
 def test_cut_file_is_refused(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "journal"

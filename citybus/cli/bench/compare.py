@@ -20,12 +20,13 @@ from citybus.cli.bench.options import (
     check_writable,
     console,
     positive_int,
+    server_of,
     target_of,
     workload_of,
     writing,
 )
 from citybus.cli.bench.progress import counting
-from citybus.cli.options import add_address, failures, positive
+from citybus.cli.options import add_address, add_api_key, failures, positive
 
 _MODE_HELP = (
     "a policy to compare, may be repeated; the first is what the others are held against (default: static_batch,"
@@ -37,6 +38,7 @@ _RATES_HELP = "also at these mean rates, with Poisson arrivals, in requests per 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_address(parser)
+    add_api_key(parser)
     add_admin_options(parser)
     add_workload(parser, requests=64)
     add = parser.add_argument
@@ -54,9 +56,9 @@ def _run(args: argparse.Namespace) -> int:
         from citybus.bench import plot
 
         plot.check()
-    settings = Settings(args.address, args.admin_address, args.seed)
+    settings = Settings(server_of(args), args.seed)
     with failures(args.address), operating(args) as (admin, metadata):
-        calls, _ = calls_of(args, target_of(settings))
+        calls, _ = calls_of(args, target_of(settings.server))
         modes = args.mode or default_modes(calls)
         live = LivePolicy(admin, metadata)
         found = compare(live, calls, modes, args.rounds, args.rates, args.seed, lambda *what: _measure(settings, *what))

@@ -19,10 +19,10 @@ from citybus.bench.shapes import SHAPES, Shape, trace_shape
 from citybus.bench.workload import Call
 from citybus.cli.bench.options import (
     add_target,
-    admin_of,
     check_writable,
     console,
     positive_int,
+    server_of,
     target_of,
     trace_in,
     writing,
@@ -67,14 +67,14 @@ def _run(args: argparse.Namespace) -> int:
 
 def _measured(args: argparse.Namespace) -> Iterator[Sustained]:
     objectives = Objectives(args.slo_ttft_ms / 1000, args.slo_tpot_ms / 1000)
-    settings = Settings(args.address, admin_of(args), args.seed, objectives)
+    settings = Settings(server_of(args), args.seed, objectives)
 
     def measure(calls: Sequence[Call], label: str) -> Run:
         with counting(label, len(calls)) as on_record:
             return asyncio.run(run(settings, calls, label, on_record=on_record))
 
     with failures(args.address):
-        target = target_of(settings)
+        target = target_of(settings.server)
         for shape in _shapes(args):
             yield sustained(shape, args.requests, args.seed, target.max_tokens, args.slo_share, measure)
 

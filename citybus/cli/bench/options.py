@@ -14,11 +14,12 @@ from rich.console import Console
 
 from citybus.bench.arrivals import Arrivals, timed
 from citybus.bench.measures import Objectives
-from citybus.bench.run import Settings, Target, find_target
+from citybus.bench.run import Server, Settings, Target, find_target
 from citybus.bench.traces import BadTrace, Trace, read
 from citybus.bench.workload import Call, Lengths, drawn, fitted, sampled
 from citybus.cli.admin import DEFAULT_ADMIN_ADDRESS
-from citybus.cli.options import add_address, failures, positive
+from citybus.cli.options import add_connection, api_key_of, failures, positive
+from citybus.cli.tls import tls_of
 from citybus.errors import Unreachable
 from citybus.failure import Failure
 
@@ -31,7 +32,7 @@ _ARRIVALS_HELP = (
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Which server."""
-    add_address(parser)
+    add_connection(parser)
     parser.add_argument(
         "--admin-address",
         metavar="HOST:PORT|none",
@@ -78,23 +79,24 @@ def add_measures(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    """The server and the measures."""
+    """The server and the measures. Raises `Failure`."""
     objectives = Objectives(_seconds(args.slo_ttft_ms), _seconds(args.slo_tpot_ms))
-    return Settings(args.address, admin_of(args), args.seed, objectives, args.warm_up, args.cool_down)
+    return Settings(server_of(args), args.seed, objectives, args.warm_up, args.cool_down)
 
 
-def admin_of(args: argparse.Namespace) -> str | None:
-    """Where the server is read, if it is."""
-    return None if args.admin_address == "none" else str(args.admin_address)
+def server_of(args: argparse.Namespace) -> Server:
+    """The server, and where it is read, if it is. Raises `Failure`."""
+    admin_address = None if args.admin_address == "none" else str(args.admin_address)
+    return Server(args.address, admin_address, tls_of(args), api_key_of(args))
 
 
-def target_of(settings: Settings) -> Target:
+def target_of(server: Server) -> Target:
     """What is served. Raises `Failure`."""
-    with failures(settings.address):
+    with failures(server.address):
         try:
-            return asyncio.run(find_target(settings))
+            return asyncio.run(find_target(server))
         except Unreachable as error:
-            if settings.admin_address is not None and settings.admin_address in str(error):
+            if server.admin_address is not None and server.admin_address in str(error):
                 raise Failure(f"{error}; name the admin address of the scheduler with --admin-address") from error
             raise
 

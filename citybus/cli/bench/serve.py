@@ -49,7 +49,7 @@ def _run(args: argparse.Namespace) -> int:
         plot.check()
     settings = settings_of(args)
     with failures(args.address):
-        target = target_of(settings)
+        target = target_of(settings.server)
         calls, arrivals = with_arrivals(args, *calls_of(args, target))
         with counting(args.label, len(calls)) as on_record:
             result = asyncio.run(run(settings, calls, args.label, on_record=on_record))

@@ -18,7 +18,7 @@ from citybus.admin.v1 import admin_pb2 as pb
 from citybus.admin.v1 import admin_pb2_grpc
 from citybus.bench.load import SHORT, LoadResult, run_load
 from citybus.bench.prompts import prompts
-from citybus.bench.run import Settings, find_target, run
+from citybus.bench.run import Server, Settings, find_target, run
 from citybus.bench.saturation import Limits
 from citybus.bench.workload import Call
 from tests.checkpoints import write_tiny
@@ -91,8 +91,8 @@ async def test_failures_are_counted_by_their_codes(bus: Bus) -> None:
 
 
 async def test_a_run_measures_and_reads_the_server(bus: Bus) -> None:
-    settings = Settings(*addresses(bus)[1::2])
-    target = await find_target(settings)
+    settings = Settings(Server(*addresses(bus)[1::2]))
+    target = await find_target(settings.server)
     assert (target.model.vocab_size, target.max_tokens) == (VOCAB, 256)
     result = await run(settings, [Call(0.0, 100, 60)] * 6, "mine")
     assert result.summary.failures == {}
@@ -101,7 +101,7 @@ async def test_a_run_measures_and_reads_the_server(bus: Bus) -> None:
     assert 0.5 < result.server.kv_utilisation <= 1.0
     assert 1 <= result.server.most_running <= 6
     assert {reading.policy for reading in result.readings} == {"fcfs"}
-    unread = await run(Settings(bus.address), [Call(0.0, 5, 2)], "unread")
+    unread = await run(Settings(Server(bus.address)), [Call(0.0, 5, 2)], "unread")
     assert (unread.server, unread.readings) == (None, ())
 
 

@@ -25,7 +25,7 @@ from citybus.connection import (
     open_channel,
     why_unready,
 )
-from citybus.errors import from_rpc
+from citybus.errors import from_rpc, not_ours
 from citybus.messages import Completion, Model, completion_of, completions_of, models_of
 from citybus.reconnect import DEFAULT_RECONNECT, Reconnect
 from citybus.requests import (
@@ -158,4 +158,4 @@ def _mapped(address: str) -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise from_rpc(error, address) from None
+        raise not_ours(from_rpc(error, address)) from None

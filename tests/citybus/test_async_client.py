@@ -49,8 +49,11 @@ async def test_cancel_ends_the_reader_with_an_error_of_ours(served: Served) -> N
 
 async def test_cancelling_the_task_stays_a_cancelled_task(served: Served) -> None:
     async with AsyncClient(served.address) as client:
+        before = len(served.server.requests)
         task = asyncio.create_task(client.complete("forever"))
-        await asyncio.sleep(0.2)
+        async with asyncio.timeout(30):
+            while len(served.server.requests) == before:
+                await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

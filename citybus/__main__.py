@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-import os
 import sys
 from collections.abc import Sequence
 
+from citybus.cli.output import drop_output
 from citybus.cli.parser import Parser
 from citybus.failure import Failure
 
@@ -55,7 +55,7 @@ def _run(args: argparse.Namespace) -> int:
             print(f"citybus: {line}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 1
     except KeyboardInterrupt:
         return 130

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 from scheduler_svc import policy_parameters
 from scheduler_svc.core.policy import Policy
@@ -17,6 +19,13 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 class BadPolicyFile(ValueError):
     """A file is no policy; the message says why."""
+
+
+class _FromSource(SourceFileLoader):
+    """Without Python's cache of compiled files, to which an edit within a second that keeps the size is none."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def policy_files(folder: Path) -> list[Path]:
@@ -37,7 +46,7 @@ def load(path: Path) -> list[type[Policy]]:
     Raises `BadPolicyFile` where it does not run, defines none, or one that does not keep to the rules.
     """
     module_name = f"citybus_policy_file_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
+    spec = importlib.util.spec_from_file_location(module_name, path, loader=_FromSource(module_name, str(path)))
     if spec is None or spec.loader is None:
         raise BadPolicyFile("it cannot be imported")
     module = importlib.util.module_from_spec(spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import TracebackType
 from typing import Self, TextIO
@@ -31,6 +32,11 @@ def describe(finish: Finish) -> str:
         f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), {usage.completion_tokens} generated, "
         f"first after {timings.first_token_ms / 1000:.2f} s{rate}, ended by {finish.reason}"
     )
+
+
+def drop_output() -> None:
+    """Nobody reads standard output any more: what was and will be written to it goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Progress:

@@ -8,14 +8,14 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from citybus.async_client import AsyncClient
 from citybus.cli.addresses import add_addresses, check_free
 from citybus.cli.model import add_models_dir, store_of
 from citybus.cli.options import failures, positive
-from citybus.cli.output import describe, write_answer
+from citybus.cli.output import describe, drop_output, write_answer
 from citybus.cli.tls import tls_of_environment
 from citybus.connection import ADMIN_TOKEN_VARIABLE, API_KEY_VARIABLE, DEFAULT_ADDRESS
 from citybus.errors import Exhausted, InvalidRequest, Unauthenticated
@@ -198,9 +198,13 @@ def _say(line: str) -> None:
         print(line, flush=True)
 
 
-def _unread() -> contextlib.suppress:
+@contextlib.contextmanager
+def _unread() -> Iterator[None]:
     """A server goes on where nobody reads what it says."""
-    return contextlib.suppress(OSError)
+    try:
+        yield
+    except OSError:
+        drop_output()
 
 
 def _this_command() -> str:

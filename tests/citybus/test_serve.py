@@ -128,7 +128,8 @@ def test_it_goes_on_where_nobody_reads_what_it_says(model: Path) -> None:
     flags = ("--listen", "--admin-listen", "--executor-listen")
     ports = [f"{flag}={address}" for flag, address in zip(flags, addresses, strict=True)]
     command = [*CITYBUS, "serve", f"--model={model}", *ports, "--kv-cache-memory=16", "--num-threads=1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}  # what could not be written is still there at the end
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=buffered) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()

@@ -1,5 +1,5 @@
-"""Every test of an executor runs on the fake one, on the real engine and on one that computes natively; the first two
-also over gRPC, and so does an engine that pipelines its steps."""
+"""Every test of an executor runs on the fake one, on the real engine and on one that computes natively; the fake one also
+over gRPC, and there an engine that pipelines its steps."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def pipelined_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine(read_identity(model), waits.runner, constraints, limits, metrics, pipelines=True)
 
 
-@pytest.fixture(
-    params=["fake", "engine", "native_engine", "fake over gRPC", "engine over gRPC", "pipelined_engine over gRPC"]
-)
+@pytest.fixture(params=["fake", "engine", "native_engine", "fake over gRPC", "pipelined_engine over gRPC"])
 def subject(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
     kind, _, wire = request.param.partition(" over ")
     inner = fake_subject() if kind == "fake" else engine_subject(request.getfixturevalue(kind), monkeypatch)

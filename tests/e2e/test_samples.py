@@ -58,7 +58,7 @@ def references(field: Field) -> dict[int, list[tuple[int, ...]]]:
     return {length: alone(field.client, length, 4) for length in EDGES}
 
 
-def test_F10_each_sample_is_a_request_with_its_own_seed(
+def test_F07_each_sample_is_a_request_with_its_own_seed(
     field: Field, references: dict[int, list[tuple[int, ...]]]
 ) -> None:
     """At every edge of a block; the second time the whole prompt is a prefix hit."""
@@ -83,7 +83,7 @@ def test_samples_of_a_small_pool_preempt_each_other(field: Field, references: di
     assert bool(preempted) == (field.bus.executor.flags[-1] == "5"), "or the test shows nothing"
 
 
-def test_F10_samples_end_at_different_lengths_and_the_stream_ends_after_the_last(field: Field) -> None:
+def test_F07_samples_end_at_different_lengths_and_the_stream_ends_after_the_last(field: Field) -> None:
     whole = alone(field.client, 20, 4)
     stop = whole[2][4]
     expected = [answer[: answer.index(stop) + 1] if stop in answer else answer for answer in whole]

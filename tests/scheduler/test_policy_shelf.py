@@ -41,6 +41,13 @@ class Youngest(Policy):
 PLAIN = "from scheduler_svc.core.policy import Policy\n\nclass Mine(Policy):\n    name = 'mine'\n"
 
 
+@pytest.fixture(autouse=True)
+def caches_compiled_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python does by itself."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+
+
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_the_built_in_policies_pass_the_trial_and_can_be_written(name: str) -> None:
     shelf = PolicyShelf()

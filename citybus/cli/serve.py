@@ -109,10 +109,13 @@ async def _serve(args: argparse.Namespace, model: Path) -> None:
     supervisor = Supervisor(services, _say, start_timeout_s=args.start_timeout, verbose=args.verbose)
     control = controlled(control_path(args.listen), lambda tell: supervisor.replace("scheduler", tell), _say)
     with shared_token(_token_path(args)):
-        await check(services)
         _say(f"starting the executor and the scheduler for {model.name}")
         async with control:
-            await supervisor.run(lambda: _prove(args.listen))
+            try:
+                await supervisor.run(lambda: _prove(args.listen))
+            except Failure:
+                await check(services)  # asked before the start, it would make every start slower by a second
+                raise
     _say("ended")
 
 

@@ -1,4 +1,4 @@
-"""Whether services take their options, asked of the services themselves, before any of them is started."""
+"""Whether services take their options, asked of the services themselves."""
 
 from __future__ import annotations
 

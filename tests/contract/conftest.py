@@ -1,5 +1,5 @@
-"""Every test of an executor runs on the fake one, on the real engine and on one that computes natively; the fake one also
-over gRPC, and there an engine that pipelines its steps."""
+"""Every test of an executor runs on the fake one, on the real engine and on one that computes natively; over gRPC, on
+the fake one and on an engine that pipelines its steps."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _check_drafts(plan: StepPlan, info: ExecutorInfo, resident: Resident, spans:
         _require(draft.sequence_id in scheduled, f"{name} has a draft and is not scheduled")
         span, end = spans[draft.sequence_id], spans[draft.sequence_id].end + len(draft.token_ids)
         _require(span.end == span.known, f"{name} has a draft and does not draw")
-        _require(resident.sequences[draft.sequence_id].sampling.is_plain, f"{name} has a draft and is not plain")
+        _require(resident.sequences[draft.sequence_id].is_plain, f"{name} has a draft and is not plain")
         _require(len(draft.token_ids) > 0, f"{name} has an empty draft")
         _require(min(draft.token_ids) >= 0, f"{name} has a negative token id")
         _require(max(draft.token_ids) < info.vocab_size, f"{name} has a token outside the model's vocabulary")

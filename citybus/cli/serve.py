@@ -25,6 +25,7 @@ from citybus.requests import RequestOptions
 from citybus.supervisor.check import check
 from citybus.supervisor.child import Service
 from citybus.supervisor.control import control_path, controlled, state_folder
+from citybus.supervisor.keeper import NotStarted
 from citybus.supervisor.shared_token import shared_token
 from citybus.supervisor.supervisor import Supervisor
 
@@ -113,7 +114,7 @@ async def _serve(args: argparse.Namespace, model: Path) -> None:
         async with control:
             try:
                 await supervisor.run(lambda: _prove(args.listen))
-            except Failure:
+            except NotStarted:
                 await check(services)  # asked before the start, it would make every start slower by a second
                 raise
     _say("ended")

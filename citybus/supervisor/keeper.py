@@ -22,6 +22,10 @@ LET_GO_S = 10.0
 """How long a process may take to let go, in seconds; it has nothing to wait for."""
 
 
+class NotStarted(Failure):
+    """A process ended before the server was up."""
+
+
 class Keeper:
     """Runs a service again and again, until stopped. `up` is set once all services were healthy.
 
@@ -124,7 +128,7 @@ class Keeper:
         if code in self.service.final_codes:
             raise Failure(f"{ended}{words}: {self.service.final_codes[code]}")
         if not self._up.is_set():
-            raise Failure(f"{ended}{words}")
+            raise NotStarted(f"{ended}{words}")
         if code == 0 and self._current.healthy.is_set():
             self._say(f"the {self.service.name} was told to end: starting it again")
             return 0.0
